@@ -1,0 +1,17 @@
+"""Relative positions for attention: every encoding as functions of the lag, one exact attention call."""
+
+from lagwise.attention import attention, which_impl
+from lagwise.encodings import (
+    AT5, ENCODINGS, T5, XL, ALiBi, AT5Free, ConvSPE, Encoding, HuangM1, HuangM2, HuangM3, HuangM4, Kerple, Learned, NoEncoding,
+    Rotary, Sandwich, Shaw, SineSPE, Sinusoidal, T5Free, XPos, make,
+)  # fmt: skip
+from lagwise.lags import LagTable
+from lagwise.terms import Terms, Transform
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AT5", "ENCODINGS", "T5", "XL", "ALiBi", "AT5Free", "ConvSPE", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
+    "Kerple", "LagTable", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5Free", "Terms",
+    "Transform", "XPos", "attention", "make", "which_impl",
+]  # fmt: skip

@@ -1,0 +1,330 @@
+"""The public calls: check what is given, choose who computes it, call them."""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lagwise import noise
+from lagwise.encodings.base import Encoding
+from lagwise.encodings import nearest
+from lagwise.impl import far, operators, support
+from lagwise.impl.dense import dense
+from lagwise.impl.lowering import lower
+from lagwise.impl.split import near_band
+from lagwise.lags import reachable_lags
+from lagwise.terms import Terms
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+# The far field pays once the keys outnumber the band's lags by this factor; `lagwise bench attention` measures it.
+SPLIT_PAYS_FROM = 6
+
+
+class Choice(NamedTuple):
+    """An implementation and the reason for it."""
+
+    impl: str
+    why: str
+
+
+def attention(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value_dim"],
+    encoding: Encoding | Terms | None = None,
+    *,
+    causal: bool = False,
+    lengths: Int[Tensor, " batch"] | None = None,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    window: tuple[int, int] | None = None,
+    query_start: int | Int[Tensor, "*batch"] = 0,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: Int[Tensor, ""] | None = None,
+    return_lse: bool = False,
+    impl: str = "auto",
+) -> Any:
+    """Computes softmax attention with a position encoding.
+
+        logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
+        out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
+
+    Sums are taken in float32, in float64 for float64 inputs. A row that may attend to nothing gives zeros. Under autocast q, k
+    and v are cast as `torch.nn.functional.scaled_dot_product_attention` does.
+
+    Args:
+        q: Queries; row r stands at position `query_start + r`.
+        k: Keys; key j stands at position j. Fewer heads than q means that each serves a group of neighbouring query heads.
+        v: Values, with the heads of k and any width.
+        encoding: An encoding, its terms, or None for attention without positions. Absolute encodings act on the model's
+            input and are refused here.
+        causal: Let queries see no key of a later position.
+        lengths: Number of keys that exist in each row of the batch; the others are padding on the right.
+        key_mask: Which keys may be attended to, the general form of `lengths`.
+        cu_seqlens: Ends of packed sequences, starting with 0 and ending with the time axis; batch 1, self-attention.
+            Positions restart with each sequence and none attends to another.
+        window: How many lags into the past and into the future a query may see, `(left, right)`.
+        query_start: Position of the first query, a number, or a tensor (one for all, or one per row) from 0 to the
+            number of keys.
+        scale: Factor of the content product; `dim ** -0.5` unless given. T5 uses 1.
+        dropout: Probability of dropping an attention weight.
+        seed: Where random numbers start. By default a fresh one for dropout and for encodings in training mode, and always the
+            same one for encodings in evaluation mode.
+        return_lse: Also return the natural log-sum-exp of the logits, [batch, heads, queries], -inf for empty rows.
+        impl: "auto", "dense", "blockwise" or "split"; a named one that cannot do the job raises. See `which_impl`.
+
+    >>> import lagwise
+    >>> q = k = v = torch.randn(1, 8, 100, 64)
+    >>> lagwise.attention(q, k, v, lagwise.make("t5", heads=8), causal=False).shape
+    torch.Size([1, 8, 100, 64])
+    """
+    q, k, v = autocast(q, k, v)
+    check_shapes(q, k, v)
+    check_masks(q, k, lengths, key_mask, cu_seqlens, window, query_start)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+    check_terms(terms, q, v)
+    chosen = choose(
+        q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
+        query_start=query_start, dropout=dropout,
+    )  # fmt: skip
+    if dropout > 0.0 and seed is None:
+        seed = noise.draw_seed(True, q.device)
+    if lengths is not None:
+        within = torch.arange(k.shape[2], device=k.device) < lengths[:, None]
+        key_mask = within if key_mask is None else key_mask & within
+    options: dict[str, Any] = dict(
+        scale=scale, causal=causal, window=window, query_start=query_start, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        dropout=dropout, seed=seed,
+    )  # fmt: skip
+    if chosen.impl == "dense":
+        out, lse = dense(q, k, v, terms, **options)
+    else:
+        out, lse = operators.run(chosen.impl, lower(q, k, v, terms, **options))
+    return (out, lse) if return_lse else out
+
+
+def which_impl(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None = None, *,
+    causal: bool = False, lengths: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    window: tuple[int, int] | None = None, query_start: int | Tensor = 0, scale: float | None = None, dropout: float = 0.0,
+    seed: Tensor | None = None, return_lse: bool = False, impl: str = "auto",
+) -> Choice:  # fmt: skip
+    """Says which implementation `attention` takes for the same arguments, and why.
+
+    >>> import lagwise
+    >>> q = k = v = torch.randn(1, 8, 4096, 64)
+    >>> lagwise.which_impl(q, k, v, lagwise.make("t5", heads=8)).impl
+    'split'
+    """
+    q, k, v = autocast(q, k, v)
+    check_shapes(q, k, v)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+    return choose(
+        q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
+        query_start=query_start, dropout=dropout,
+    )  # fmt: skip
+
+
+def terms_of(
+    encoding: Encoding | Terms | None, q: Tensor, k: Tensor, *,
+    causal: bool, window: tuple[int, int] | None, query_start: int | Tensor, scale: float, seed: Tensor | None,
+) -> Terms:  # fmt: skip
+    """Returns the terms of an encoding for the lags that a call can reach."""
+    if encoding is None:
+        return Terms()
+    if isinstance(encoding, Terms):
+        return encoding
+    if not isinstance(encoding, Encoding):
+        raise ValueError(
+            f"encoding must be an Encoding, Terms or None, but is {encoding!r}"
+            + (f": make it with lagwise.make({encoding!r}, ...)" if isinstance(encoding, str) else "")
+        )
+    if encoding.absolute:
+        raise ValueError(
+            f"encoding {type(encoding).__name__} is absolute: it acts on the model's input, not on attention. Call its "
+            "`embed` on the input and pass None here, or give it to a stack of lagwise.nn, which does both"
+        )
+    first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
+    if seed is None:
+        seed = noise.draw_seed(encoding.training, q.device)
+    return encoding.terms(first, last, scale=scale, seed=seed)
+
+
+def choose(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *,
+    impl: str, causal: bool, lengths: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    window: tuple[int, int] | None, query_start: int | Tensor, dropout: float,
+) -> Choice:  # fmt: skip
+    """Returns the implementation that is named, or with "auto" the fastest that can do the job."""
+    asked = features(
+        q, k, v, terms, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
+        query_start=query_start, dropout=dropout,
+    )  # fmt: skip
+    if impl != "auto":
+        if impl not in support.IMPLEMENTATIONS:
+            known = ("auto", *support.IMPLEMENTATIONS)
+            raise ValueError(f"impl must be one of {', '.join(known)}, but is {impl!r}{nearest(impl, known)}")
+        reason = support.refusal(impl, asked)
+        if reason is not None:
+            raise ValueError(f"impl={impl!r} cannot do this: {reason}. impl='auto' takes one that can")
+        return Choice(impl, "it was named")
+    reason = support.refusal("split", asked)
+    if reason is not None:
+        return Choice("blockwise", f"split cannot do this: {reason}")
+    if window is not None:
+        return Choice("blockwise", "a window leaves no far field")
+    band = near_band(terms)
+    if band is None:
+        return Choice("split", "no table depends on the lag: all of it is plain attention")
+    width = band[1] - band[0] + 1
+    if k.shape[2] < SPLIT_PAYS_FROM * width:
+        return Choice("blockwise", f"{k.shape[2]} keys are fewer than {SPLIT_PAYS_FROM} times the {width} lags of the tables")
+    return Choice("split", f"{k.shape[2]} keys are at least {SPLIT_PAYS_FROM} times the {width} lags of the tables")
+
+
+def features(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *,
+    causal: bool, lengths: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    window: tuple[int, int] | None, query_start: int | Tensor, dropout: float,
+) -> set[str]:  # fmt: skip
+    """Returns what a call asks for, in the words of the support table."""
+    per_row = isinstance(query_start, Tensor)
+    asked = {
+        "slopes": terms.bias is not None and terms.bias.slopes is not None,
+        "channel gain": terms.gain is not None and terms.gain.values.shape[2] > 1,
+        "query": terms.query is not None,
+        "key": terms.key is not None,
+        "value": terms.value is not None,
+        "transform": terms.transform is not None,
+        "causal": causal,
+        "window": window is not None,
+        "lengths": lengths is not None,
+        "key_mask": key_mask is not None,
+        "cu_seqlens": cu_seqlens is not None,
+        "query_start": not per_row and query_start != 0,
+        "query_start per row": per_row,
+        "unequal lengths": q.shape[2] != k.shape[2],
+        "grouped heads": q.shape[1] != k.shape[1],
+        "value width": q.shape[3] != v.shape[3],
+        "dropout": dropout > 0.0,
+        "wide head": max(q.shape[3], v.shape[3]) > 256,
+    }
+    kinds = {"bias": "bias" if not asked["slopes"] else "slopes", "gain": "gain"}
+    tables = {kinds.get(name, name) for name in terms.tables()}
+    return {name for name, there in asked.items() if there} | tables | {q.device.type, str(q.dtype).removeprefix("torch.")}
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Casts as `scaled_dot_product_attention` does under autocast: everything but float64."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raises for tensors that do not fit together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be [batch, heads, time, dim], but has shape {tuple(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise ValueError(f"{name} must be float64, float32, float16 or bfloat16, but is {x.dtype}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(
+                f"{name} must have the dtype and device of q, {q.dtype} on {q.device}, but is {x.dtype} on {x.device}"
+            )
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(f"{name} must have the batch of q, {q.shape[0]}, but has shape {tuple(x.shape)}")
+        if 0 in x.shape:
+            raise ValueError(f"{name} must not be empty, but has shape {tuple(x.shape)}")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k must have the width of q, {q.shape[3]}, but has shape {tuple(k.shape)}")
+    if v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(f"v must have the heads and the length of k, {tuple(k.shape[1:3])}, but has shape {tuple(v.shape)}")
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a multiple of those of k, but q has {q.shape[1]} and k has {k.shape[1]}")
+
+
+def check_masks(
+    q: Tensor, k: Tensor, lengths: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    window: tuple[int, int] | None, query_start: int | Tensor,
+) -> None:  # fmt: skip
+    """Raises for options that do not fit the tensors."""
+    batch, keys = k.shape[0], k.shape[2]
+    if lengths is not None:
+        require_tensor("lengths", lengths, (batch,), torch.int64, torch.int32)
+        require_range("lengths", lengths, 0, keys)
+    if key_mask is not None:
+        require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
+    if window is not None and (len(window) != 2 or min(window) < 0):
+        raise ValueError(f"window must be (left, right), two numbers of lags of at least 0, but is {window}")
+    if isinstance(query_start, Tensor):
+        if query_start.ndim > 1 or (query_start.ndim == 1 and query_start.shape[0] != batch):
+            raise ValueError(
+                f"query_start must be a number, or a tensor with one or with {batch} (the batch), "
+                f"but has shape {tuple(query_start.shape)}"
+            )
+        require_range("query_start", query_start, 0, keys)
+    if cu_seqlens is not None:
+        if batch != 1 or q.shape[2] != keys:
+            raise ValueError(
+                "cu_seqlens packs sequences of self-attention into batch 1, "
+                f"but q has shape {tuple(q.shape)} and k {tuple(k.shape)}"
+            )
+        for name, given in (("lengths", lengths), ("key_mask", key_mask)):
+            if given is not None:
+                raise ValueError(f"{name} cannot be combined with cu_seqlens: leave padding out of the packed sequences")
+        if isinstance(query_start, Tensor) or query_start != 0:
+            raise ValueError("query_start cannot be combined with cu_seqlens, where positions start with each sequence")
+        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                "cu_seqlens must be a tensor of integers, [sequences + 1], "
+                f"but is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
+            )
+        require_ends(cu_seqlens, keys)
+
+
+def require_tensor(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    if tuple(x.shape) != shape or x.dtype not in dtypes:
+        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise ValueError(f"{name} must be {words} of shape {shape}, but is {x.dtype} of shape {tuple(x.shape)}")
+
+
+def require_range(name: str, x: Tensor, low: int, high: int) -> None:
+    """Checks the values of a tensor: on the CPU at once, on a GPU without waiting, by a device assertion."""
+    inside = ((x >= low) & (x <= high)).all()
+    message = f"{name} must be between {low} and {high}"
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        torch._assert_async(inside, message)
+    elif not inside:
+        raise ValueError(f"{message}, but is {x.tolist()}")
+
+
+def require_ends(cu_seqlens: Tensor, keys: int) -> None:
+    right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == keys) & (cu_seqlens.diff() >= 0).all()
+    message = f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}"
+    if torch.compiler.is_compiling() or cu_seqlens.device.type != "cpu":
+        torch._assert_async(right, message)
+    elif not right:
+        raise ValueError(f"{message}, but is {cu_seqlens.tolist()}")
+
+
+def check_terms(terms: Terms, q: Tensor, v: Tensor) -> None:
+    """Raises for tables that do not fit the tensors."""
+    heads, widths = q.shape[1], {"gain": q.shape[3], "query": q.shape[3], "key": q.shape[3], "value": v.shape[3]}
+    for name, table in terms.tables().items():
+        if table.heads not in (1, heads):
+            raise ValueError(f"the {name} table must have {heads} heads, those of q, or 1, but has {table.heads}")
+        if table.values.device != q.device:
+            raise ValueError(f"the {name} table must be on {q.device}, where q is, but is on {table.values.device}")
+        width = table.values.shape[2] if name in widths else None
+        if width is not None and width != widths[name] and not (name == "gain" and width == 1):
+            raise ValueError(f"the {name} table must have {widths[name]} channels, but has {width}")

@@ -1,0 +1,97 @@
+"""No encoding at all, and encodings of absolute positions."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lagwise.encodings.base import Absolute, Encoding
+from lagwise.terms import Terms
+
+
+class NoEncoding(Encoding):
+    """Adds nothing: attention without positions.
+
+        logit(i, j) = scale * q_i . k_j
+
+    >>> NoEncoding().terms(-4, 4, scale=1.0)
+    Terms(bias=None, gain=None, query=None, key=None, value=None, transform=None)
+    """
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms()
+
+
+class Sinusoidal(Absolute):
+    """Adds fixed sines and cosines of the absolute position to the model's input.
+
+        x(t, 2c) += sin(t / 10000^(2c / dim))        x(t, 2c + 1) += cos(t / 10000^(2c / dim))
+
+    Vaswani et al. (2017), section 3.5.
+
+    Args:
+        dim: Width of the model's input; even.
+
+    >>> Sinusoidal(dim=4).embed(torch.zeros(1, 2, 4), torch.arange(2))[0, 0]
+    tensor([0., 1., 0., 1.])
+    """
+
+    def __init__(self, *, dim: int):
+        super().__init__()
+        self.dim = require_even("dim", dim)
+
+    def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"x must have width dim={self.dim}, but has shape {tuple(x.shape)}")
+        angles = positions[..., None] * inverse_frequencies(self.dim, x.device)
+        return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x.dtype)
+
+
+class Learned(Absolute):
+    """Adds one learned vector per absolute position to the model's input.
+
+        x(t) += weight[t]
+
+    Devlin et al. (2019). Positions beyond the table raise: the table says nothing about them.
+
+    Args:
+        dim: Width of the model's input.
+        length: Number of positions in the table.
+
+    >>> Learned(dim=8, length=16).embed(torch.zeros(2, 3, 8), torch.arange(3)).shape
+    torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, *, dim: int, length: int = 512):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, dim).normal_(std=0.02))
+
+    def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
+        length, dim = self.weight.shape
+        if x.shape[-1] != dim:
+            raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
+        largest = largest_position(positions)
+        if largest is not None and largest >= length:
+            raise ValueError(
+                f"positions reach {largest}, but the learned table ends at {length - 1}: make the encoding with "
+                f"length={largest + 1} or more, or use a relative encoding, which has no such limit"
+            )
+        return x + nn.functional.embedding(positions, self.weight)
+
+
+def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -> Float[Tensor, " half"]:
+    """Returns `base^(-2c / dim)` for c = 0 .. dim / 2 - 1, in float64, so that far positions keep their phase."""
+    return base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+
+
+def largest_position(positions: Tensor) -> int | None:
+    """Returns the largest absolute value of positions, or None while compiling, where values cannot be read."""
+    if torch.compiler.is_compiling() or positions.numel() == 0:
+        return None
+    return int(positions.abs().max())
+
+
+def require_even(name: str, size: int) -> int:
+    """Returns a size that must be even, because sines and cosines come in pairs."""
+    if size % 2:
+        raise ValueError(f"{name} must be even, since sines and cosines come in pairs, but is {size}")
+    return size

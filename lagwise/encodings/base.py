@@ -1,0 +1,80 @@
+"""The interface of an encoding, and the sum of two."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lagwise.terms import Terms
+
+
+class Encoding(nn.Module, ABC):
+    """Describes how positions act on attention. It never computes attention itself.
+
+    A relative encoding writes `terms` and nothing else. An absolute one derives from `Absolute` and writes `embed`.
+    `a + b` is an encoding with the terms and the embeddings of both.
+    """
+
+    absolute: bool = False
+    """Whether the encoding acts on the model's input through `embed`."""
+
+    @abstractmethod
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        """Returns the encoding's terms for a call that can reach the lags from `first` to `last`.
+
+        Tables may be narrower, where their tails are constant, and wider.
+
+        Args:
+            first: The first lag that the call can reach.
+            last: The last one.
+            scale: The factor of the content product; terms that have to be scaled with it multiply by it.
+            seed: Where random numbers start, for encodings that draw any.
+        """
+
+    def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
+        """Returns the model's input with absolute positions added; relative encodings leave it alone."""
+        return x
+
+    def __add__(self, other: "Encoding") -> "Sum":
+        return Sum(self, other)
+
+    # nn.Module's own annotation makes every call Any; the forward pass of an encoding is not defined on purpose.
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} is not called like a layer: pass it to lagwise.attention(q, k, v, encoding), "
+            "or give it to a stack of lagwise.nn"
+        )
+
+
+class Absolute(Encoding):
+    """An encoding that acts on the model's input alone."""
+
+    absolute = True
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms()
+
+
+class Sum(Encoding):
+    """Two encodings at once: both embeddings, and the sum of both terms."""
+
+    def __init__(self, left: Encoding, right: Encoding):
+        super().__init__()
+        self.left, self.right = left, right
+        self.absolute = left.absolute or right.absolute
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return self.left.terms(first, last, scale=scale, seed=seed) + self.right.terms(first, last, scale=scale, seed=seed)
+
+    def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
+        return self.right.embed(self.left.embed(x, positions), positions)
+
+
+def require_past_only(encoding: Encoding, last: int) -> None:
+    """Raises for a table of the past alone that is asked for future lags."""
+    if last > 0:
+        raise ValueError(
+            f"{type(encoding).__name__}(causal=True) has no values for the future, but lags up to {last} were asked for: "
+            "call attention with causal=True, or make the encoding with causal=False"
+        )

@@ -1,0 +1,107 @@
+"""Encodings that rotate queries and keys by their positions."""
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lagwise.encodings.absolute import inverse_frequencies, largest_position, require_even
+from lagwise.encodings.base import Encoding
+from lagwise.terms import Terms
+
+
+class Rotary(Encoding):
+    """Rotates pairs of channels of queries and keys, so that their product depends on the lag alone.
+
+        q'_t = R(t) q_t,   k'_t = R(t) k_t           R(t) turns channel pair c by t / base^(2c / head_dim)
+
+    Su et al. (2021), equation 15. Phases are taken in float64: position one million is as exact as position one.
+
+    Args:
+        head_dim: Width of a head; even.
+        base: The longest wavelength is about `2 pi base`.
+        interleaved: Pair channels 2c and 2c + 1, as in the paper; otherwise c and c + head_dim / 2, as Llama's weights expect.
+
+    >>> transform = Rotary(head_dim=4).terms(-1, 1, scale=0.5).transform
+    >>> q = torch.ones(1, 1, 1, 4)
+    >>> transform(q, q, torch.tensor([0]), torch.tensor([0]))[0]
+    tensor([[[[1., 1., 1., 1.]]]])
+    """
+
+    def __init__(self, *, head_dim: int, base: float = 10000.0, interleaved: bool = True):
+        super().__init__()
+        self.head_dim, self.base, self.interleaved = require_even("head_dim", head_dim), base, interleaved
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms(transform=self._transform)
+
+    def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        turn = partial(rotate, base=self.base, interleaved=self.interleaved)
+        return turn(q, q_positions), turn(k, k_positions)
+
+
+class XPos(Encoding):
+    """Rotates queries and keys, and lets their product decay with the distance into the past.
+
+        q'_t = zeta^(t / unit) R(t) q_t,   k'_t = zeta^(-t / unit) R(t) k_t        zeta_c = (2c + 0.4 head_dim) / (1.4 head_dim)
+
+    Sun et al. (2022). Meant for causal attention: into the future the product grows. The two scales leave a dtype's range at long
+    sequences (about position 1,980 in float16, 17,800 in float32 and bfloat16 with the defaults); positions beyond raise.
+
+    Args:
+        head_dim: Width of a head; even.
+        base: The longest wavelength is about `2 pi base`.
+        unit: Number of lags over which channel c decays by the factor `zeta_c`.
+
+    >>> transform = XPos(head_dim=4).terms(-1, 0, scale=0.5).transform
+    >>> q = torch.ones(1, 1, 1, 4)
+    >>> transform(q, q, torch.tensor([0]), torch.tensor([0]))[1]
+    tensor([[[[1., 1., 1., 1.]]]])
+    """
+
+    def __init__(self, *, head_dim: int, base: float = 10000.0, unit: float = 512.0):
+        super().__init__()
+        self.head_dim, self.base, self.unit = require_even("head_dim", head_dim), base, unit
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms(transform=self._transform)
+
+    def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._scaled(q, q_positions, 1.0), self._scaled(k, k_positions, -1.0)
+
+    def _scaled(self, x: Tensor, positions: Tensor, sign: float) -> Tensor:
+        pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=x.device)
+        decay = torch.log((pairs + 0.4 * self.head_dim) / (1.4 * self.head_dim)) / self.unit
+        # Half of the range is left to the numbers that are scaled.
+        limit = -math.log(torch.finfo(x.dtype).tiny) / 2 * self.unit / math.log(1.4 / 0.4)
+        largest = largest_position(positions)
+        if largest is not None and largest > limit:
+            raise ValueError(
+                f"positions reach {largest}, but beyond {int(limit)} the scales of xPos leave the range of {x.dtype}: "
+                "use a shorter sequence, a larger unit, or Rotary"
+            )
+        scales = torch.exp(sign * per_head(positions)[..., None] * decay)
+        return rotate(x, positions, base=self.base, interleaved=True, scales=scales)
+
+
+def rotate(
+    x: Tensor, positions: Tensor, *, base: float, interleaved: bool, scales: Tensor | None = None
+) -> Tensor:
+    """Turns the channel pairs of x, [batch, heads, time, head_dim], by their positions, and scales them."""
+    angles = per_head(positions)[..., None] * inverse_frequencies(x.shape[-1], x.device, base)
+    cos, sin = angles.cos(), angles.sin()
+    if scales is not None:
+        cos, sin = cos * scales, sin * scales
+    compute = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(compute), sin.to(compute)
+    pairs = x.to(compute).unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    axis = -1 if interleaved else -2
+    even, odd = pairs.unbind(axis)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=axis)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def per_head(positions: Tensor) -> Tensor:
+    """Lets positions, [time] or [batch, time], broadcast against [batch, heads, time]."""
+    return positions if positions.ndim == 1 else positions[:, None]

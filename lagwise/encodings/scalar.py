@@ -1,0 +1,327 @@
+"""Encodings that add one scalar per head and lag to the logits: a prior over attended positions."""
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lagwise import noise
+from lagwise.encodings.absolute import inverse_frequencies, require_even
+from lagwise.encodings.base import Encoding, require_past_only
+from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.lags import LagTable
+from lagwise.noise import Stream
+from lagwise.terms import Terms
+
+ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+class T5(Encoding):
+    """Adds one learned scalar per head and lag bucket to the attention logits.
+
+        logit(i, j) += weight[head, bucket(j - i)]
+
+    Small lags have a bucket each, larger ones share buckets of growing width, and all lags from the last
+    bucket on share one value: the table ends there. With the defaults that is lag 91 in both directions,
+    or 113 when `causal`, not `max_lag`. Raffel et al. (2020), section 2.1.
+
+    Args:
+        heads: Number of query heads.
+        buckets: Number of buckets, over both directions unless `causal`.
+        max_lag: Scale of the logarithmic buckets; the paper's maximum distance.
+        causal: Spend all buckets on the past; the encoding then needs `attention(..., causal=True)`.
+
+    >>> T5(heads=8, causal=True).terms(-4096, 0, scale=1.0).bias.values.shape      # lags -113 .. 0
+    torch.Size([8, 114])
+    """
+
+    bucket: Tensor
+
+    def __init__(self, *, heads: int, buckets: int = 32, max_lag: int = 128, causal: bool = False):
+        super().__init__()
+        check_buckets(buckets, max_lag, causal)
+        lags = near_lags(buckets, max_lag, causal)
+        self.first, self.causal = int(lags[0]), causal
+        self.weight = nn.Parameter(torch.zeros(heads, buckets))
+        self.register_buffer("bucket", t5_bucket(lags, buckets, max_lag, causal), persistent=False)
+
+    @classmethod
+    def from_weight(cls, weight: Float[Tensor, "buckets heads"], *, max_lag: int = 128, causal: bool = False) -> "T5":
+        """Makes the encoding from the weight of a Hugging Face `relative_attention_bias`, [buckets, heads].
+
+        >>> T5.from_weight(torch.randn(32, 12)).weight.shape
+        torch.Size([12, 32])
+        """
+        encoding = cls(heads=weight.shape[1], buckets=weight.shape[0], max_lag=max_lag, causal=causal)
+        encoding.weight.data = weight.detach().T.clone()
+        return encoding
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        if self.causal:
+            require_past_only(self, last)
+        # The gather stays in autograd, so kernels see and differentiate a table, never buckets.
+        return Terms(bias=LagTable(self.weight[:, self.bucket], self.first))
+
+
+class T5Free(Encoding):
+    """Adds one learned scalar per head and lag: T5 without buckets, the first paper's ablation "T5-NoB".
+
+        logit(i, j) += weight[head, clip(j - i, -max_lag, max_lag)]
+
+    Args:
+        heads: Number of query heads.
+        max_lag: Where the table ends; lags beyond share the last value.
+        causal: Have no values for the future; the encoding then needs `attention(..., causal=True)`.
+
+    >>> T5Free(heads=2, max_lag=3).terms(-100, 100, scale=1.0).bias.values.shape
+    torch.Size([2, 7])
+    """
+
+    def __init__(self, *, heads: int, max_lag: int = 128, causal: bool = False):
+        super().__init__()
+        self.max_lag, self.causal = max_lag, causal
+        self.weight = nn.Parameter(torch.zeros(heads, max_lag + 1 if causal else 2 * max_lag + 1))
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        if self.causal:
+            require_past_only(self, last)
+        return Terms(bias=LagTable(self.weight, -self.max_lag))
+
+
+class AT5(Encoding):
+    """Adds a learned function of a soft, learned bucket of the lag: T5 with buckets that adapt to the dependency range.
+
+        f(n)         = 1 - exp(-relu(slope) / reach * |n|)              slope per head and direction
+        logit(i, j) += g(f(j - i))                                      an MLP 1 -> a -> b -> 1 per head and direction
+        g(x)         = w3 . act(W2 dropout(act(w1 x + c1)) + c2) + c3
+
+    Wu, Zhang, Mao, Chen (2021), as released; lag 0 belongs to the past. The dropout is drawn once per lag, where the release draws
+    it per pair of positions and so loses the Toeplitz form.
+
+    Args:
+        heads: Number of query heads.
+        max_lag: Where the table ends; lags beyond share the last value. None computes every lag of the sequence, as released.
+        reach: The slope's unit, the release's L_max: a head with slope 1 has a dependency range of `reach` lags. None
+            takes `max_lag`, or 512 where that is None too.
+        widths: The widths a and b of the hidden layers.
+        slopes: The range from which slopes are drawn at the start; the text models used (1, 10).
+        activation: "relu" (text and questions) or "sigmoid" (translation).
+        dropout: Probability of dropping a unit of the first hidden layer in training.
+        std: Standard deviation of the first weights, and the first value of the MLP's offsets.
+        causal: Have no values for the future; the encoding then needs `attention(..., causal=True)`.
+
+    >>> AT5(heads=8, max_lag=None).terms(-99, 99, scale=1.0).bias.values.shape
+    torch.Size([8, 199])
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        max_lag: int | None = 512,
+        reach: int | None = None,
+        widths: tuple[int, int] = (32, 4),
+        slopes: tuple[float, float] = (1.0, 10.0),
+        activation: Literal["relu", "sigmoid"] = "relu",
+        dropout: float = 0.0,
+        std: float = 0.1,
+        causal: bool = False,
+    ):
+        super().__init__()
+        low, high = slopes
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(f"slopes must be two finite numbers, the lower one first, but is {slopes}")
+        self.max_lag, self.causal = max_lag, causal
+        self.reach = reach or max_lag or 512
+        # Directions are ordered past, future.
+        directions = 1 if causal else 2
+        self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(low, high))
+        self.readout = Readout(directions, heads, widths, activation, dropout, std)
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        if self.causal:
+            require_past_only(self, last)
+        if self.max_lag is not None:
+            # Lags that the call cannot reach, or that share the last value, need no column.
+            first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
+        sides = [torch.arange(first, min(last, 0) + 1), torch.arange(max(first, 1), last + 1)]
+        # A side without lags (a call that looks one way only) has no columns; its direction is then not evaluated.
+        columns = [self._side(direction, lags, seed) for direction, lags in enumerate(sides) if len(lags)]
+        return Terms(bias=LagTable(torch.cat(columns, dim=1), first))
+
+    def _side(self, direction: int, lags: Int[Tensor, " lags"], seed: Tensor | None) -> Float[Tensor, "heads lags"]:
+        lags = lags.to(self.slope.device)
+        # On |n| alone the exponent is never positive, so that no slope and no lag overflows.
+        exponent = torch.relu(self.slope[direction])[:, None] * (lags.abs().to(self.slope.dtype) / self.reach)
+        return self.readout(-torch.expm1(-exponent), direction, lags, seed)
+
+
+class AT5Free(Encoding):
+    """Adds a learned function of one free scalar per head and lag: AT5 without the soft bucket, the ablation "AT5-NoB".
+
+        logit(i, j) += g(sigmoid(weight[head, clip(j - i, -max_lag, max_lag)]))        an MLP 1 -> a -> b -> 1 per head
+
+    Args:
+        heads: Number of query heads.
+        max_lag: Where the table ends; lags beyond share the last value.
+        widths: The widths a and b of the hidden layers.
+        activation: "relu" or "sigmoid".
+        dropout: Probability of dropping a unit of the first hidden layer in training.
+        std: Standard deviation of the first weights, and the first value of the MLP's offsets.
+        causal: Have no values for the future; the encoding then needs `attention(..., causal=True)`.
+
+    >>> AT5Free(heads=8, max_lag=4).terms(-99, 99, scale=1.0).bias.values.shape
+    torch.Size([8, 9])
+    """
+
+    def __init__(
+        self,
+        *,
+        heads: int,
+        max_lag: int = 128,
+        widths: tuple[int, int] = (32, 4),
+        activation: Literal["relu", "sigmoid"] = "relu",
+        dropout: float = 0.0,
+        std: float = 0.1,
+        causal: bool = False,
+    ):
+        super().__init__()
+        self.max_lag, self.causal = max_lag, causal
+        self.weight = nn.Parameter(torch.empty(heads, max_lag + 1 if causal else 2 * max_lag + 1).normal_())
+        self.readout = Readout(1, heads, widths, activation, dropout, std)
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        if self.causal:
+            require_past_only(self, last)
+        lags = torch.arange(-self.max_lag, self.weight.shape[1] - self.max_lag, device=self.weight.device)
+        return Terms(bias=LagTable(self.readout(torch.sigmoid(self.weight), 0, lags, seed), -self.max_lag))
+
+
+class Readout(nn.Module):
+    """The MLPs of AT5, 1 -> a -> b -> 1, one for each direction and head."""
+
+    def __init__(
+        self, directions: int, heads: int, widths: tuple[int, int], activation: str, dropout: float, std: float
+    ):
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
+        a, b = widths
+
+        def weight(*shape: int) -> nn.Parameter:
+            return nn.Parameter(nn.init.trunc_normal_(torch.empty(directions, heads, *shape), std=std, a=-2 * std, b=2 * std))
+
+        def offset(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.full((directions, heads, *shape), std))
+
+        self.weight1, self.offset1 = weight(1, a), offset(1, a)
+        self.weight2, self.offset2 = weight(a, b), offset(1, b)
+        self.weight3, self.offset3 = weight(b, 1), offset(1, 1)
+        self.activation, self.dropout = activation, dropout
+
+    def forward(
+        self, x: Float[Tensor, "heads lags"], direction: int, lags: Int[Tensor, " lags"], seed: Tensor | None
+    ) -> Float[Tensor, "heads lags"]:
+        act = ACTIVATIONS[self.activation]
+        hidden = act(x[..., None] * self.weight1[direction] + self.offset1[direction])
+        if self.training and self.dropout > 0.0:
+            if seed is None:
+                raise ValueError("seed must be given to draw the dropout of AT5 in training, but is None")
+            heads, units = (torch.arange(size, device=x.device) for size in (hidden.shape[0], hidden.shape[2]))
+            kept = noise.keep(self.dropout, seed, Stream.AT5, heads[:, None, None], lags[:, None], units)
+            hidden = hidden * kept / (1.0 - self.dropout)
+        hidden = act(hidden @ self.weight2[direction] + self.offset2[direction])
+        return (hidden @ self.weight3[direction] + self.offset3[direction]).squeeze(-1)
+
+
+class ALiBi(Encoding):
+    """Subtracts a fixed multiple of the distance from the logits.
+
+        logit(i, j) -= slope[head] * |j - i|          slope[h] = 2^(-8 (h + 1) / heads) for heads a power of two
+
+    For another number of heads, the slopes of the largest power of two below come first, then every second one of twice that
+    power. Press, Smith, Lewis (2022), section 3; without `causal` the future counts like the past.
+
+    Args:
+        heads: Number of query heads.
+
+    >>> ALiBi(heads=8).slope[:3]
+    tensor([0.5000, 0.2500, 0.1250])
+    """
+
+    slope: Tensor
+
+    def __init__(self, *, heads: int):
+        super().__init__()
+        power = 2 ** int(math.log2(heads))
+        slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+        slopes += [2.0 ** (-4.0 * (2 * h + 1) / power) for h in range(heads - power)]
+        self.register_buffer("slope", torch.tensor(slopes), persistent=False)
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms(bias=LagTable(torch.zeros_like(self.slope)[:, None], 0, slopes=(self.slope, -self.slope)))
+
+
+class Kerple(Encoding):
+    """Subtracts a learned logarithm or power of the distance from the logits.
+
+        log:    logit(i, j) -= p ln(1 + a |j - i|)
+        power:  logit(i, j) -= a |j - i|^p               0 < p <= 2
+
+    Chi, Fan, Ramadge, Rudnicky (2022), with their first values p ~ U(0, 2), a ~ U(0, 1); both are kept above 0.01.
+
+    Args:
+        heads: Number of query heads.
+        kind: "log" or "power".
+
+    >>> Kerple(heads=4).terms(-9, 0, scale=1.0).bias.values.shape
+    torch.Size([4, 10])
+    """
+
+    def __init__(self, *, heads: int, kind: Literal["log", "power"] = "log"):
+        super().__init__()
+        if kind not in ("log", "power"):
+            raise ValueError(f"kind must be 'log' or 'power', but is {kind!r}")
+        self.kind = kind
+        self.p = nn.Parameter(torch.empty(heads).uniform_(0.0, 2.0))
+        self.a = nn.Parameter(torch.empty(heads).uniform_(0.0, 1.0))
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        distance = torch.arange(first, last + 1, device=self.p.device).abs().to(self.p.dtype)
+        p, a = self.p[:, None].clamp(min=0.01), self.a[:, None].clamp(min=0.01)
+        if self.kind == "log":
+            return Terms(bias=LagTable(-p * torch.log1p(a * distance), first))
+        return Terms(bias=LagTable(-a * distance ** p.clamp(max=2.0), first))
+
+
+class Sandwich(Encoding):
+    """Adds the products of sinusoidal position vectors, less their largest value, with a fixed weight per head.
+
+        logit(i, j) += (sum_c cos((j - i) / 10000^(2c / head_dim)) - head_dim / 2) / (8 (h + 1) / heads)      c = 1 .. head_dim / 2
+
+    Chi, Fan, Rudnicky, Ramadge (2023). Nothing is learned.
+
+    Args:
+        heads: Number of query heads.
+        head_dim: Number of channels of the position vectors; even.
+
+    >>> Sandwich(heads=4, head_dim=8).terms(0, 0, scale=1.0).bias.values[:, 0]
+    tensor([0., 0., 0., 0.])
+    """
+
+    weight: Tensor
+
+    def __init__(self, *, heads: int, head_dim: int):
+        super().__init__()
+        self.head_dim = require_even("head_dim", head_dim)
+        self.register_buffer("weight", heads / (8.0 * torch.arange(1, heads + 1)), persistent=False)
+
+    def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        lags = torch.arange(first, last + 1, device=self.weight.device)
+        frequencies = inverse_frequencies(self.head_dim, lags.device) * 10000.0 ** (-2.0 / self.head_dim)
+        curve = (lags[:, None] * frequencies).cos().sum(-1) - self.head_dim / 2
+        return Terms(bias=LagTable(self.weight[:, None] * curve.to(self.weight.dtype), first))

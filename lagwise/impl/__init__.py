@@ -1,0 +1,1 @@
+"""Who computes attention: `dense` is the specification, the others are fast."""

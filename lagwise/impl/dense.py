@@ -1,0 +1,113 @@
+"""The specification: attention written out, with every table gathered to [queries, keys].
+
+Slow, literal, in the dtype of its inputs, differentiable by autograd as often as needed. The fast implementations are tested
+against it in float64 and share no code with it.
+"""
+
+import torch
+from torch import Tensor
+
+from lagwise import noise
+from lagwise.noise import Stream
+from lagwise.terms import Terms
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *,
+    scale: float, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, dropout: float, seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the output, [batch, heads, queries, value_dim], and the log-sum-exp of the logits, [batch, heads, queries].
+
+        logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
+        out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
+
+    A row without a visible key gives zeros and minus infinity.
+    """
+    terms = terms.to(q.dtype)
+    lags, visible = geometry(q, k, causal, window, query_start, key_mask, cu_seqlens)
+    logit = logits(q, k, terms, lags, scale, positions(q, k, query_start, cu_seqlens))
+    return attend(logit, v, terms, lags, visible, dropout, seed)
+
+
+def geometry(
+    q: Tensor, k: Tensor, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor,
+    key_mask: Tensor | None, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the lag of each pair, [batch or 1, queries, keys], and whether the query may see the key, broadcastable to it."""
+    i = torch.arange(q.shape[2], device=q.device)
+    j = torch.arange(k.shape[2], device=q.device)
+    start = torch.as_tensor(query_start, device=q.device).view(-1, 1, 1)
+    lags = j - (start + i[:, None])
+    visible = torch.ones_like(lags, dtype=torch.bool)
+    if causal:
+        visible = visible & (lags <= 0)
+    if window is not None:
+        visible = visible & (lags >= -window[0]) & (lags <= window[1])
+    if key_mask is not None:
+        visible = visible & key_mask[:, None, :]
+    if cu_seqlens is not None:
+        sequence = torch.searchsorted(cu_seqlens, i, right=True)
+        visible = visible & (sequence[:, None] == sequence)
+    return lags, visible
+
+
+def positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the absolute positions of queries and keys; in packed sequences they restart."""
+    j = torch.arange(k.shape[2], device=q.device)
+    if cu_seqlens is not None:
+        starts = cu_seqlens[torch.searchsorted(cu_seqlens, j, right=True) - 1]
+        return j - starts, j - starts
+    i = torch.arange(q.shape[2], device=q.device)
+    if isinstance(query_start, Tensor) and query_start.ndim == 1:
+        return query_start[:, None] + i, j
+    return query_start + i, j
+
+
+def logits(
+    q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, position: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Returns the logits of all pairs, visible or not, [batch, heads, queries, keys]."""
+    heads = q.shape[1]
+    content_q, content_k = (q, k) if terms.transform is None else terms.transform(q, k, *position)
+    content_k, k = per_query_head(content_k, heads), per_query_head(k, heads)
+    # Tables are gathered to [batch, heads, queries, keys, channels].
+    if terms.gain is None:
+        result = content_q @ content_k.mT
+    elif terms.gain.values.shape[2] == 1:
+        result = terms.gain.at(lags).transpose(0, 1).squeeze(-1) * (content_q @ content_k.mT)
+    else:
+        product = content_q[:, :, :, None, :] * content_k[:, :, None, :, :]
+        result = (product * terms.gain.at(lags).transpose(0, 1)).sum(-1)
+    if terms.query is not None:
+        result = result + (q[:, :, :, None, :] * terms.query.at(lags).transpose(0, 1)).sum(-1)
+    if terms.key is not None:
+        result = result + (k[:, :, None, :, :] * terms.key.at(lags).transpose(0, 1)).sum(-1)
+    result = scale * result
+    if terms.bias is not None:
+        result = result + terms.bias.at(lags).transpose(0, 1)
+    return result
+
+
+def attend(
+    logit: Tensor, v: Tensor, terms: Terms, lags: Tensor, visible: Tensor, dropout: float, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns the output and the log-sum-exp for given logits."""
+    batch, heads, queries, keys = logit.shape
+    logit = logit.masked_fill(~visible[:, None], -torch.inf)
+    lse = torch.logsumexp(logit, dim=-1)
+    empty = ~visible.any(-1, keepdim=True)[:, None]
+    probability = torch.softmax(logit.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    if dropout > 0.0:
+        assert seed is not None
+        counters = torch.meshgrid(*(torch.arange(size, device=v.device) for size in logit.shape), indexing="ij")
+        probability = probability * noise.keep(dropout, seed, Stream.ATTENTION_DROPOUT, *counters) / (1.0 - dropout)
+    out = probability @ per_query_head(v, heads)
+    if terms.value is not None:
+        out = out + (probability[..., None] * terms.value.at(lags).transpose(0, 1)).sum(-2)
+    return out, lse
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """Repeats grouped key or value heads, [batch, kv_heads, ...], until each query head has its own."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)

@@ -1,0 +1,117 @@
+"""Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rectangle of queries and keys in which all pairs are seen, or with `causal` those of a square's lower triangle."""
+
+    rows: slice
+    keys: slice
+    causal: bool
+
+
+def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
+    """Cuts the region `key - row <= limit` into rectangles and one square triangle, none of which has an empty row.
+
+        row 0       . . . . . .         rows before the first key is seen belong to no piece
+        row 1       # \\ . . . .         # a rectangle beside
+        row 2       # \\ \\ . . .         \\ the triangle
+        row 3       = = = = = =         = rows that see every key
+    """
+    start = min(max(0, -limit), queries)
+    full = min(max(keys - 1 - limit, start), queries)
+    beside = start + limit
+    if full > start:
+        if beside > 0:
+            yield Piece(slice(start, full), slice(0, beside), causal=False)
+        yield Piece(slice(start, full), slice(beside, beside + full - start), causal=True)
+    if queries > full:
+        yield Piece(slice(full, queries), slice(0, keys), causal=False)
+
+
+def backend(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Names the kernel that serves a device and a type: "cpu-flash", "cudnn", "flash", or None."""
+    if device.type == "cpu":
+        return "cpu-flash"
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.is_available():
+        return "flash"
+    return "cudnn" if torch.cuda.get_device_capability(device)[0] >= 9 else "flash"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Returns output and log-sum-exp, [batch, heads, queries], of plain attention; a causal mask starts at the top left.
+
+    Channels are padded with zeros to what the kernel takes, and grouped heads are repeated.
+    """
+    width = v.shape[3]
+    q, k, v = padded(q, k, v)
+    match backend(q.device, q.dtype):
+        case "cpu-flash":
+            out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+        case "cudnn":
+            out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+                q, k, v, None, True, 0.0, causal, False, scale=scale
+            )
+        case "flash":
+            out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+        case None:
+            raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
+    return out[..., :width], lse.reshape(q.shape[:3])
+
+
+def attend_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
+    *, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of q, k and v for weights `exp(scale q . k - lse)`.
+
+    The kernel takes `delta = dout . out` itself, so a gradient of the log-sum-exp comes in through one more channel: there `v` is
+    0, `dout` is 1 and `out` is `-dlse`, and the product is what has to be subtracted from delta.
+    """
+    heads, widths = (k.shape[1], v.shape[1]), (q.shape[3], v.shape[3])
+    if dlse is not None:
+        v = torch.nn.functional.pad(v, (0, 1))
+        dout = torch.nn.functional.pad(dout, (0, 1), value=1.0)
+        out = torch.cat([out, -dlse[..., None].to(out.dtype)], dim=-1)
+    q, k, v = padded(q, k, v)
+    out, dout = (torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) for x in (out, dout))
+    lse = lse.contiguous()
+    none = torch.zeros((), dtype=torch.int64, device=q.device)
+    shape = (None, None, q.shape[2], k.shape[2])
+    match backend(q.device, q.dtype):
+        case "cpu-flash":
+            dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                dout, q, k, v, out, lse, 0.0, causal, scale=scale
+            )
+        case "cudnn":
+            dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
+                dout, q, k, v, out, lse[..., None], none, none, None, *shape, 0.0, causal, scale=scale
+            )
+        case "flash":
+            dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+                dout, q, k, v, out, lse, *shape, 0.0, causal, none, none, scale=scale
+            )
+        case None:
+            raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
+    dk, dv = (x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
+    return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gives q, k and v one width, a multiple of eight on a GPU, and k and v the heads of q."""
+    width = max(q.shape[3], v.shape[3])
+    if q.device.type != "cpu":
+        width = (width + 7) // 8 * 8
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.shape[1] < q.shape[1] else x for x in (k, v))
+    q, k, v = (torch.nn.functional.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    return q, k, v

@@ -1,0 +1,76 @@
+"""The fast implementations as registered operators, so that `torch.compile` traces around them."""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from lagwise.impl import blockwise, split
+from lagwise.impl.lowering import DIFFERENTIABLE, Lowered
+
+# The fields of Lowered.
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? slopes, Tensor? gain, Tensor? query, "
+    "Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
+    "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed"
+)
+
+
+def _register(name: str, implementation: ModuleType) -> None:
+    """Registers `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...], and its backward."""
+    torch.library.define(f"lagwise::{name}", f"({_ARGUMENTS}) -> Tensor[]")
+    torch.library.define(
+        f"lagwise::{name}_backward", f"(Tensor[] saved, Tensor dout, Tensor? dlse, {_ARGUMENTS}) -> Tensor[]"
+    )
+
+    @torch.library.impl(f"lagwise::{name}", "CompositeExplicitAutograd")
+    def forward(*arguments):
+        return implementation.forward(Lowered(*arguments))
+
+    @torch.library.impl(f"lagwise::{name}_backward", "CompositeExplicitAutograd")
+    def backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
+        return implementation.backward(Lowered(*arguments), saved, dout, dlse)
+
+    @torch.library.register_fake(f"lagwise::{name}")
+    def fake_forward(*arguments):
+        return implementation.outputs(Lowered(*arguments))
+
+    @torch.library.register_fake(f"lagwise::{name}_backward")
+    def fake_backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
+        call = Lowered(*arguments)
+        present = [getattr(call, field) for field in DIFFERENTIABLE]
+        return [x.new_empty(x.shape) for x in present if x is not None]
+
+    operator = getattr(torch.ops.lagwise, f"{name}_backward")
+
+    def setup_context(ctx, inputs, output):
+        ctx.set_materialize_grads(False)
+        ctx.tensors = [position for position, x in enumerate(inputs) if isinstance(x, Tensor)]
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.outputs = len(output)
+        ctx.save_for_backward(*[inputs[position] for position in ctx.tensors], *output)
+
+    def autograd_backward(ctx, gradients):
+        count = len(ctx.tensors)
+        arguments, saved = list(ctx.others), list(ctx.saved_tensors[count:])
+        for position, x in zip(ctx.tensors, ctx.saved_tensors[:count], strict=True):
+            arguments[position] = x
+        dout, dlse = gradients[0], gradients[1]
+        if dout is None:
+            dout = torch.zeros_like(saved[0])
+        found = iter(operator(saved, dout, dlse, *arguments))
+        present = [x is not None for x in arguments[: len(DIFFERENTIABLE)]]
+        result: list[Tensor | None] = [next(found) if there else None for there in present]
+        return (*result, *[None] * (len(arguments) - len(result)))
+
+    torch.library.register_autograd(f"lagwise::{name}", autograd_backward, setup_context=setup_context)
+
+
+_register("blockwise", blockwise)
+_register("split", split)
+
+
+def run(name: str, call: Lowered) -> tuple[Tensor, Tensor]:
+    """Returns the output and the log-sum-exp of a call, computed by the named implementation."""
+    out, lse, *_ = getattr(torch.ops.lagwise, name)(*call)
+    return out, lse

@@ -1,0 +1,80 @@
+"""Which implementation does what. `attention` refuses by this table, the suite checks every row, docs/support.md prints it."""
+
+IMPLEMENTATIONS = ("dense", "blockwise", "split")
+
+FEATURES: dict[str, str] = {
+    "bias": "a `bias` table with constant tails",
+    "slopes": "a `bias` table with sloped tails",
+    "gain": "a `gain` table with one channel",
+    "channel gain": "a `gain` table per channel",
+    "query": "a `query` table",
+    "key": "a `key` table",
+    "value": "a `value` table",
+    "transform": "a transform of q and k",
+    "causal": "`causal`",
+    "window": "`window`",
+    "lengths": "`lengths`",
+    "key_mask": "`key_mask`",
+    "cu_seqlens": "`cu_seqlens`",
+    "query_start": "`query_start`, one number",
+    "query_start per row": "`query_start`, one per row",
+    "unequal lengths": "more or fewer queries than keys",
+    "grouped heads": "fewer key and value heads than query heads",
+    "value width": "values of another width than queries",
+    "dropout": "`dropout`",
+    "return_lse": "`return_lse`, with its gradient",
+    "float64": "float64",
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "second derivative": "gradients of gradients",
+}
+"""What a call can ask for."""
+
+REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
+    "dense": [],
+    "blockwise": [(frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own")],
+    "split": [
+        (frozenset({"slopes"}), "sloped tails are not plain attention"),
+        (frozenset({"key", "transform"}), "a `key` table reads the raw k, which the far field does not see beside a transform"),
+        (frozenset({"dropout"}), "the far field's kernel draws another dropout mask than the library's"),
+        (frozenset({"lengths"}), "the far field's kernel takes no key mask"),
+        (frozenset({"key_mask"}), "the far field's kernel takes no key mask"),
+        (frozenset({"cu_seqlens"}), "the far field is cut for one sequence"),
+        (frozenset({"query_start per row"}), "the far field is cut for one query_start"),
+        (frozenset({"cuda", "float32"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
+        (frozenset({"cuda", "float64"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
+        (frozenset({"cuda", "wide head"}), "the far field's kernels on a GPU take heads up to 256 wide"),
+        (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
+    ],
+}
+"""What an implementation cannot do: a call that asks for all of a set is refused, for the reason given."""
+
+
+def refusal(impl: str, asked: set[str]) -> str | None:
+    """Returns why an implementation cannot do what is asked, or None."""
+    return next((reason for features, reason in REFUSALS[impl] if features <= asked), None)
+
+
+def table() -> str:
+    """Returns docs/support.md."""
+    lines = [
+        "# What runs where",
+        "",
+        "Made from `lagwise/impl/support.py` by `python -m lagwise.impl.support > docs/support.md`; the test suite runs every row.",
+        "`impl=\"auto\"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` with the reason.",
+        "",
+        "| a call with | " + " | ".join(f"`{impl}`" for impl in IMPLEMENTATIONS) + " |",
+        "| --- |" + " --- |" * len(IMPLEMENTATIONS),
+    ]
+    for feature, words in FEATURES.items():
+        cells = ["no" if refusal(impl, {feature}) else "yes" for impl in IMPLEMENTATIONS]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    lines += ["", "## Why not", ""]
+    for impl in IMPLEMENTATIONS:
+        lines += [f"- `{impl}`, {' with '.join(sorted(features))}: {reason}." for features, reason in REFUSALS[impl]]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,315 @@
+"""One tile of attention in lag coordinates: arrays [batch, heads, queries, lags] instead of [queries, keys].
+
+A tile holds the queries of a block and the lags n0 .. n1 of each. In these coordinates every table is one row that all queries
+share, a tail is a single number, and only the products with k and v, which live on the rectangle [queries, keys], need
+to be read along diagonals; `diagonals` does that as a view.
+
+    rectangle    keys j0 .. j0 + Q + N - 2               lag coordinates
+    query 0      x x x x . .                              x x x x
+    query 1      . x x x x .               <->            x x x x            Q queries, N lags
+    query 2      . . x x x x                              x x x x
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lagwise import noise
+from lagwise.impl.lowering import Gradients, Part
+from lagwise.lags import LagTable
+from lagwise.noise import Stream
+
+
+def diagonals(rectangle: Tensor, lags: int) -> Tensor:
+    """Views a contiguous [..., queries, queries + lags - 1] as [..., queries, lags]: entry (a, n) is the rectangle's (a, a + n)."""
+    width = rectangle.shape[-1]
+    shape = (*rectangle.shape[:-1], lags)
+    return rectangle.as_strided(shape, (*rectangle.stride()[:-2], width + 1, 1))
+
+
+def key_diagonals(columns: Tensor, queries: int, lags: int) -> Tensor:
+    """Views a contiguous [..., keys, lags or 1] as [..., queries, lags]: entry (a, n) is row a + n, column n or 0."""
+    width = columns.shape[-1]
+    shape = (*columns.shape[:-2], queries, lags)
+    return columns.as_strided(shape, (*columns.stride()[:-2], width, width + (1 if width > 1 else 0)))
+
+
+@dataclass
+class Tile:
+    """The queries `row .. row + queries - 1` of a part at the lags `first .. first + lags - 1`."""
+
+    part: Part
+    row: int
+    queries: int
+    first: int
+    lags: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.row, self.row + self.queries)
+
+    @cached_property
+    def key(self) -> int:
+        """The first key of the rectangle; it may lie before the first key there is."""
+        return self.part.query_start + self.row + self.first
+
+    @cached_property
+    def keys(self) -> tuple[slice, slice]:
+        """The keys of the rectangle that exist, as a slice of the part and as a slice of the rectangle."""
+        start = min(max(self.key, 0), self.part.k.shape[2])
+        stop = min(max(self.key + self.queries + self.lags - 1, start), self.part.k.shape[2])
+        return slice(start, stop), slice(start - self.key, stop - self.key)
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return x[:, :, self.rows].to(self.part.compute).contiguous()
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Returns the rectangle's rows of k or v, with zeros where there is no key."""
+        there, here = self.keys
+        found = x[:, :, there].to(self.part.compute)
+        width = self.queries + self.lags - 1
+        if found.shape[2] == width:
+            return found.contiguous()
+        return torch.nn.functional.pad(found, (0, 0, here.start, width - here.stop))
+
+    def window(self, table: LagTable) -> Tensor:
+        """Returns the table at the tile's lags: [heads, lags, ...], or a single column where it is constant over the tile."""
+        last = self.first + self.lags - 1
+        if table.slopes is None and (last <= table.first or self.first >= table.last):
+            last = self.first
+        return table.window(self.first, last).to(self.part.compute)
+
+    def visible(self) -> Tensor | None:
+        """Returns which pairs may be seen, broadcastable to [batch, heads, queries, lags], or None for all."""
+        whole = self.keys[1] == slice(0, self.queries + self.lags - 1)
+        if whole and self.part.key_mask is None:
+            return None
+        there, here = self.keys
+        mask = torch.zeros(1, self.queries + self.lags - 1, dtype=torch.bool, device=self.part.q.device)
+        if self.part.key_mask is None:
+            mask[:, here] = True
+        else:
+            mask = mask.repeat(self.part.key_mask.shape[0], 1)
+            mask[:, here] = self.part.key_mask[:, there]
+        return mask.unfold(-1, self.lags, 1)[:, None]
+
+    def kept(self) -> Tensor | None:
+        """Returns the factors of dropout, [batch, heads, queries, lags], or None without dropout."""
+        if self.part.dropout == 0.0:
+            return None
+        assert self.part.seed is not None
+        device = self.part.q.device
+        batch, row, key = self.part.origin
+        batches = batch + torch.arange(self.part.q.shape[0], device=device)[:, None, None, None]
+        heads = torch.arange(self.part.q.shape[1], device=device)[:, None, None]
+        rows = self.row + torch.arange(self.queries, device=device)[:, None]
+        keys = self.part.query_start + rows + self.first + torch.arange(self.lags, device=device)
+        mask = noise.keep(
+            self.part.dropout, self.part.seed, Stream.ATTENTION_DROPOUT, batches, heads, row + rows, key + keys
+        )
+        return mask.to(self.part.compute) / (1.0 - self.part.dropout)
+
+    @cached_property
+    def scaled_q(self) -> Tensor:
+        return self.of_queries(self.part.q) * self.part.scale
+
+    @cached_property
+    def scaled_raw_q(self) -> Tensor:
+        return self.of_queries(self.part.raw_q) * self.part.scale
+
+    @cached_property
+    def k(self) -> Tensor:
+        return self.of_keys(self.part.k)
+
+    @cached_property
+    def raw_k(self) -> Tensor:
+        return self.k if self.part.raw_k is self.part.k else self.of_keys(self.part.raw_k)
+
+    @cached_property
+    def v(self) -> Tensor:
+        return self.of_keys(self.part.v)
+
+    @cached_property
+    def gain(self) -> Tensor | None:
+        return None if self.part.tables.gain is None else self.window(self.part.tables.gain)
+
+    @cached_property
+    def content_q(self) -> Tensor:
+        """The scaled queries, times the gain where that is one number or vector for the whole tile."""
+        return self.scaled_q * self.gain if self.gain is not None and self.gain.shape[1] == 1 else self.scaled_q
+
+    @cached_property
+    def gain_per_channel(self) -> bool:
+        return self.gain is not None and self.gain.shape[1] > 1 and self.gain.shape[2] > 1
+
+    @cached_property
+    def content(self) -> Tensor:
+        """The scaled content product, [batch, heads, queries, lags], without a gain that varies over the tile's lags.
+
+        With a gain per channel there is no such product, and the gain is in it.
+        """
+        if self.gain_per_channel:
+            rows = [self._gained_keys(a) @ self.scaled_q[:, :, a, :, None] for a in range(self.queries)]
+            return torch.cat(rows, dim=-1).mT
+        return diagonals(grouped_product(self.content_q, self.k), self.lags)
+
+    def _gained_keys(self, a: int) -> Tensor:
+        """Returns the keys that query a sees times the gain at their lags, [batch, heads, lags, channels]."""
+        keys = self.k[:, :, a : a + self.lags]
+        return keys.repeat_interleave(self.part.q.shape[1] // keys.shape[1], dim=1) * self.gain
+
+    def logits(self) -> Tensor:
+        """Returns the logits, [batch, heads, queries, lags], minus infinity where nothing may be seen."""
+        tables = self.part.tables
+        if self.gain is not None and self.gain.shape[1] > 1 and not self.gain_per_channel:
+            logits = self.content * self.gain.mT
+        else:
+            logits = self.content.clone()
+        if tables.query is not None:
+            logits += self.scaled_raw_q @ self.window(tables.query).mT
+        if tables.key is not None:
+            logits += key_diagonals(self._per_head_product(self.raw_k, self._scaled_key()), self.queries, self.lags)
+        if tables.bias is not None:
+            logits += self.window(tables.bias)[:, None]
+        visible = self.visible()
+        return logits if visible is None else logits.masked_fill_(~visible, -torch.inf)
+
+    def _scaled_key(self) -> Tensor:
+        assert self.part.tables.key is not None
+        return self.window(self.part.tables.key) * self.part.scale
+
+    def _per_head_product(self, keys: Tensor, window: Tensor) -> Tensor:
+        """Returns keys times a table's vectors for each query head, [batch, heads, keys, lags]."""
+        group = self.part.q.shape[1] // keys.shape[1]
+        return (keys.repeat_interleave(group, dim=1) @ window.mT).contiguous()
+
+    def output(self, weights: Tensor, rectangle: "Rectangle") -> Tensor:
+        """Returns the weighted sum of values for weights in lag coordinates, [batch, heads, queries, value_dim]."""
+        out = grouped_sum(rectangle.of(weights), self.v)
+        if self.part.tables.value is not None:
+            window = self.window(self.part.tables.value)
+            out += per_column(weights, window) @ window
+        return out
+
+    def backward(
+        self, lse: Tensor, delta: Tensor, dout: Tensor, gradients: Gradients, rectangle: "Rectangle"
+    ) -> None:
+        """Adds the tile's share to the gradients.
+
+            p = exp(logit - lse),   dlogit = p * (dout . (v_j + value(n)) - delta),   delta = dout . out - dlse
+        """
+        tables, there, here = self.part.tables, *self.keys
+        weights = torch.exp(self.logits() - lse)
+        dweights = diagonals(grouped_product(dout, self.v), self.lags)
+        if tables.value is not None:
+            dweights = dweights + dout @ self.window(tables.value).mT
+        kept = self.kept()
+        if kept is not None:
+            dweights = dweights * kept
+        dlogits = (dweights - delta).mul_(weights)
+        if kept is not None:
+            weights *= kept
+        gradients.v[:, :, there] += grouped_transpose(rectangle.of(weights), dout, self.v.shape[1])[:, :, here]
+        if tables.value is not None:
+            self._add(gradients, "value", over_batch(per_column(weights, self.window(tables.value)).mT @ dout))
+        if tables.bias is not None:
+            self._add(gradients, "bias", per_column(dlogits, self.window(tables.bias)).sum((0, 2)))
+        if tables.query is not None:
+            window = self.window(tables.query)
+            columns = per_column(dlogits, window)
+            gradients.raw_q[:, :, self.rows] += self.part.scale * (columns @ window)
+            self._add(gradients, "query", over_batch(columns.mT @ self.scaled_raw_q))
+        if tables.key is not None:
+            self._key_backward(dlogits, gradients)
+        self._content_backward(dlogits, gradients, rectangle)
+
+    def _key_backward(self, dlogits: Tensor, gradients: Gradients) -> None:
+        there, here = self.keys
+        window = self._scaled_key()
+        shape = (*dlogits.shape[:2], self.queries + self.lags - 1, self.lags)
+        columns = dlogits.new_zeros(shape)
+        key_diagonals(columns, self.queries, self.lags).copy_(dlogits)
+        columns = per_column(columns, window)
+        dk = (columns @ window).unflatten(1, (self.raw_k.shape[1], -1)).sum(2)
+        gradients.raw_k[:, :, there] += dk[:, :, here]
+        keys = self.raw_k.repeat_interleave(dlogits.shape[1] // self.raw_k.shape[1], dim=1)
+        self._add(gradients, "key", self.part.scale * over_batch(columns.mT @ keys))
+
+    def _content_backward(self, dlogits: Tensor, gradients: Gradients, rectangle: "Rectangle") -> None:
+        there, here = self.keys
+        if self.gain_per_channel:
+            self._channel_backward(dlogits, gradients)
+            return
+        if self.gain is not None and self.gain.shape[1] > 1:
+            self._add(gradients, "gain", (dlogits * self.content).sum((0, 2))[..., None])
+            dlogits = dlogits * self.gain.mT
+        dcontent = rectangle.of(dlogits)
+        dq = self.part.scale * grouped_sum(dcontent, self.k)
+        gradients.k[:, :, there] += grouped_transpose(dcontent, self.content_q, self.k.shape[1])[:, :, here]
+        if self.gain is not None and self.gain.shape[1] == 1:
+            dgain = (dq * self.of_queries(self.part.q)).sum((0, 2))[:, None]
+            self._add(gradients, "gain", dgain if self.gain.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+            dq = dq * self.gain
+        gradients.q[:, :, self.rows] += dq
+
+    def _channel_backward(self, dlogits: Tensor, gradients: Gradients) -> None:
+        there, here = self.keys
+        dk = torch.zeros_like(self.k)
+        dgain = dlogits.new_zeros(self.part.q.shape[1], *self.gain.shape[1:])  # pyright: ignore[reportOptionalMemberAccess]
+        for a in range(self.queries):
+            dlogit, seen = dlogits[:, :, a, :, None], slice(a, a + self.lags)
+            gradients.q[:, :, self.row + a] += self.part.scale * (dlogit * self._gained_keys(a)).sum(2)
+            outer = dlogit * self.scaled_q[:, :, a, None]
+            keys = self.k[:, :, seen].repeat_interleave(outer.shape[1] // self.k.shape[1], dim=1)
+            dk[:, :, seen] += (outer * self.gain).unflatten(1, (self.k.shape[1], -1)).sum(2)
+            dgain += (outer * keys).sum(0)
+        gradients.k[:, :, there] += dk[:, :, here]
+        self._add(gradients, "gain", dgain)
+
+    def _add(self, gradients: Gradients, name: str, window: Tensor) -> None:
+        getattr(self.part.tables, name).fold(window, self.first, getattr(gradients.tables, name))
+
+
+class Rectangle:
+    """A zeroed rectangle [queries, keys] that is used again while its shape stays: only its diagonals are ever written."""
+
+    def __init__(self):
+        self.buffer: Tensor | None = None
+
+    def of(self, x: Tensor) -> Tensor:
+        """Writes x, in lag coordinates, on the rectangle's diagonals and returns the rectangle."""
+        shape = (*x.shape[:3], x.shape[2] + x.shape[3] - 1)
+        if self.buffer is None or self.buffer.shape != shape:
+            self.buffer = x.new_zeros(shape)
+        diagonals(self.buffer, x.shape[3]).copy_(x)
+        return self.buffer
+
+
+def per_column(x: Tensor, window: Tensor) -> Tensor:
+    """Sums x over its lags where the window has a single column for all of them."""
+    return x.sum(-1, keepdim=True) if window.shape[1] == 1 else x
+
+
+def over_batch(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def grouped_product(x: Tensor, y: Tensor) -> Tensor:
+    """Returns x y^T, [batch, heads, queries, keys], where y may have fewer heads, each for a group of neighbouring ones of x."""
+    heads = y.shape[1]
+    product = x.unflatten(1, (heads, -1)).flatten(2, 3) @ y.mT
+    return product.unflatten(2, (-1, x.shape[2])).flatten(1, 2)
+
+
+def grouped_sum(weights: Tensor, y: Tensor) -> Tensor:
+    """Returns weights y, [batch, heads, queries, channels], with heads as in `grouped_product`."""
+    result = weights.unflatten(1, (y.shape[1], -1)).flatten(2, 3) @ y
+    return result.unflatten(2, (-1, weights.shape[2])).flatten(1, 2)
+
+
+def grouped_transpose(weights: Tensor, x: Tensor, heads: int) -> Tensor:
+    """Returns weights^T x summed over the groups, [batch, heads, keys, channels]."""
+    left = weights.unflatten(1, (heads, -1)).flatten(2, 3)
+    return left.mT @ x.unflatten(1, (heads, -1)).flatten(2, 3)

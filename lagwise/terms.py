@@ -1,0 +1,79 @@
+"""What an encoding does to attention: five functions of the lag and a transform per token."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from lagwise.lags import LagTable
+
+Transform: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Maps `(q, k, q_positions, k_positions)` to `(q', k')`; positions are [time] or [batch, time]."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that a relative encoding adds to attention. A missing field is neutral.
+
+        logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)     n = j - i
+        out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
+
+    `q'` and `k'` are q and k after `transform`; `query` and `key` read the raw q and k, so that they stay relative
+    beside a rotation. `a + b` adds `bias`, `query`, `key` and `value`, multiplies `gain`, and applies a's transform first.
+
+    Args:
+        bias: Scalars, [heads, lags]; the only table that may have slopes.
+        gain: Factors of the content product, [heads, lags, 1] or one per channel, [heads, lags, head_dim].
+        query: Vectors that meet the query, [heads, lags, head_dim].
+        key: Vectors that meet the key, [heads, lags, head_dim].
+        value: Vectors that are added to the values, [heads, lags, value_dim].
+        transform: Maps q and k token by token; the product of its outputs takes the place of q . k.
+    """
+
+    bias: LagTable | None = None
+    gain: LagTable | None = None
+    query: LagTable | None = None
+    key: LagTable | None = None
+    value: LagTable | None = None
+    transform: Transform | None = None
+
+    def __post_init__(self):
+        for name, table in self.tables().items():
+            rank = 2 if name == "bias" else 3
+            if table.values.ndim != rank:
+                shape = "[heads, lags]" if name == "bias" else "[heads, lags, channels]"
+                raise ValueError(f"{name} must be a table {shape}, but its values have shape {tuple(table.values.shape)}")
+        if self.gain is not None and self.gain.values.shape[2] > 1 and self.transform is not None:
+            raise ValueError(
+                "a gain per channel cannot be combined with a transform, whose outputs have other channels than q: "
+                "use a gain with one channel, [heads, lags, 1]"
+            )
+
+    def tables(self) -> dict[str, LagTable]:
+        """The tables that are there, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
+        return {name: table for name, table in named.items() if table is not None}
+
+    def to(self, dtype: torch.dtype) -> "Terms":
+        """Returns the terms with all tables in another floating-point type."""
+        return Terms(**{name: table.to(dtype) for name, table in self.tables().items()}, transform=self.transform)
+
+    def __add__(self, other: "Terms") -> "Terms":
+        mine, theirs = self.tables(), other.tables()
+        both = {
+            name: mine[name] * theirs[name] if name == "gain" else mine[name] + theirs[name]
+            for name in mine.keys() & theirs.keys()
+        }
+        return Terms(**{**mine, **theirs, **both}, transform=_chain(self.transform, other.transform))
+
+
+def _chain(first: Transform | None, second: Transform | None) -> Transform | None:
+    if first is None or second is None:
+        return first or second
+
+    def both(q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        return second(*first(q, k, q_positions, k_positions), q_positions, k_positions)
+
+    return both
