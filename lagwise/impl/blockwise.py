@@ -23,10 +23,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     """Returns the gradients of the tensors that the call has."""
     out, lse = saved
     gradients = Gradients.zeros(call)
-    dout = dout.to(lse.dtype)
-    delta = (dout * out).sum(-1)
-    if dlse is not None:
-        delta = delta - dlse
+    delta = sweep.delta(dout, out, dlse)
     for batch, time, part in parts_of(call):
         sweep.backward(
             part, part.first, part.last,

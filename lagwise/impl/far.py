@@ -84,7 +84,9 @@ def attend_backward(
         dout = torch.nn.functional.pad(dout, (0, 1), value=1.0)
         out = torch.cat([out, -dlse[..., None].to(out.dtype)], dim=-1)
     q, k, v = padded(q, k, v)
-    out, dout = (torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) for x in (out, dout))
+    out, dout = (
+        torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) if x.shape[3] < v.shape[3] else x for x in (out, dout)
+    )
     lse = lse.contiguous()
     none = torch.zeros((), dtype=torch.int64, device=q.device)
     shape = (None, None, q.shape[2], k.shape[2])
@@ -103,7 +105,10 @@ def attend_backward(
             )
         case None:
             raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
-    dk, dv = (x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
+    dk, dv = (
+        x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2)
+        for x, count in zip((dk, dv), heads, strict=True)
+    )
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
 
 

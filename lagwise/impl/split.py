@@ -38,12 +38,17 @@ class Side:
         return -1 if self.mirrored else 0
 
     def seen(self, x: Tensor) -> Tensor:
-        """Returns a tensor [batch, heads, time, ...] in this side's order of time."""
+        """Returns a tensor, [batch, heads, time, ...], in this side's order of time."""
         return x.flip(2) if self.mirrored else x
 
-    def original(self, keys: slice, count: int) -> slice:
+    def original(self, time: slice, count: int) -> slice:
         """Returns a slice of this side's time in the call's order of time."""
-        return slice(count - keys.stop, count - keys.start) if self.mirrored else keys
+        return slice(count - time.stop, count - time.start) if self.mirrored else time
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the tails shift the log-sum-exp or the output."""
+        return any(getattr(self.tables, name) is not None for name in ("bias", "query", "value"))
 
     def tail(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """Returns the tail of a table, [heads, 1] or [heads, 1, channels]."""
@@ -51,9 +56,9 @@ class Side:
         return None if table is None else table.values[:, self.column, None].to(dtype)
 
     def queries(self, part: Part) -> Tensor:
-        """Returns the queries that make this side plain attention, rounded once from the type of the sums."""
-        q = part.q.to(part.compute)
+        """Returns the queries that make this side plain attention, in its order of time and rounded once."""
         gain, key = self.tail("gain", part.compute), self.tail("key", part.compute)
+        q = self.seen(part.q)
         if gain is not None:
             q = q * gain
         if key is not None:
@@ -65,7 +70,7 @@ class Side:
         query, bias = self.tail("query", part.compute), self.tail("bias", part.compute)
         shift = torch.zeros((), dtype=part.compute, device=part.q.device)
         if query is not None:
-            shift = shift + part.scale * (part.raw_q.to(part.compute) * query).sum(-1)
+            shift = shift + part.scale * (part.raw_q.to(part.compute) @ query.mT).squeeze(-1)
         return shift if bias is None else shift + bias
 
 
@@ -97,89 +102,97 @@ def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
 
 
 def forward(call: Lowered) -> list[Tensor]:
-    """Returns output and log-sum-exp, then outputs and log-sum-exps of the far fields, without their values' tail."""
+    """Returns output and log-sum-exp, then what `backward` needs of the far fields and of the band.
+
+    These are outputs (without their values' tail) and log-sum-exps of the far fields, and the logits of the band where they take
+    products with tables to compute again.
+    """
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
-    out, lse = sweep.forward(part, first, last)
-    far_out = torch.zeros(far_shape(call), dtype=call.q.dtype, device=call.q.device)
-    far_lse = torch.full(far_shape(call)[:-1], -torch.inf, dtype=lse.dtype, device=lse.device)
+    _, _, far_out, far_lse, scores = outputs(call)
+    far_out.zero_()
+    far_lse.fill_(-torch.inf)
+    out, lse = sweep.forward(part, first, last, scores if scores.numel() else None)
     for side in sides:
-        side_out, side_lse = _side_forward(part, side)
-        far_out[side.index], far_lse[side.index] = side_out.to(far_out.dtype), side_lse
-        value = side.tail("value", part.compute)
-        out, lse = merge(out, lse, side_out if value is None else side_out + value, side_lse)
-    return [out.to(call.q.dtype), lse, far_out, far_lse]
+        side_out, side_lse = far_out[side.index], far_lse[side.index]
+        _side_forward(part, side, side_out, side_lse)
+        merge(out, lse, side_out, side_lse, side.tail("value", part.compute))
+    return [out.to(call.q.dtype), lse, far_out, far_lse, scores]
 
 
-def _side_forward(part: Part, side: Side) -> tuple[Tensor, Tensor]:
-    q, k, v = side.seen(side.queries(part)), side.seen(part.k), side.seen(part.v)
-    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=part.compute, device=q.device)
-    lse = torch.full(q.shape[:3], -torch.inf, dtype=part.compute, device=q.device)
+def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
+    """Writes the far field's output and log-sum-exp over zeros and minus infinity."""
+    q, k, v = side.queries(part), side.seen(part.k), side.seen(part.v)
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         piece_out, piece_lse = far.attend(
             q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale
         )
-        rows = piece.rows
-        out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], piece_out, piece_lse)
-    return side.seen(out), side.seen(lse[..., None]).squeeze(-1) + side.shift(part)
+        rows = side.original(piece.rows, q.shape[2])
+        merge(out[:, :, rows], lse[:, :, rows], side.seen(piece_out), side.seen(piece_lse))
+    lse += side.shift(part)
 
 
-def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges two attentions of the same queries over different keys."""
+def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor, shift: Tensor | None = None) -> None:
+    """Merges into an attention that of the same queries over other keys, whose output is shifted, in place."""
     both = torch.logaddexp(lse, other_lse)
     finite = torch.where(both == -torch.inf, 0.0, both)
-    weight, other = (torch.exp(x - finite)[..., None] for x in (lse, other_lse))
-    return out * weight + other_out * other, both
+    other = torch.exp(other_lse - finite)[..., None]
+    out.mul_(torch.exp(lse - finite)[..., None].to(out.dtype))
+    out.addcmul_(other_out.to(out.dtype), other.to(out.dtype))
+    if shift is not None:
+        out.addcmul_(shift, other)
+    lse.copy_(both)
 
 
 def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has."""
-    out, lse, far_out, far_lse = saved
+    out, lse, far_out, far_lse, scores = saved
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
     gradients = Gradients.zeros(call)
-    wide_dout = dout.to(lse.dtype)
-    delta = (wide_dout * out).sum(-1)
-    if dlse is not None:
-        delta = delta - dlse
-    sweep.backward(part, first, last, wide_dout, lse, delta, gradients)
+    delta = sweep.delta(dout, out, dlse)
+    sweep.backward(part, first, last, dout, lse, delta, gradients, scores if scores.numel() else None)
     for side in sides:
-        _tail_backward(part, side, wide_dout, lse, delta, far_out[side.index], far_lse[side.index], gradients)
+        if side.shifts:
+            _shift_backward(part, side, dout, lse, delta, far_out[side.index], far_lse[side.index], gradients)
         _side_backward(part, side, dout, out, lse, dlse, gradients)
     return gradients.flat(call)
 
 
-def _tail_backward(
+def _shift_backward(
     part: Part, side: Side, dout: Tensor, lse: Tensor, delta: Tensor, far_out: Tensor, far_lse: Tensor, gradients: Gradients
 ) -> None:
-    """Adds the gradients of the tails that shift the log-sum-exp and the output, from the mass of the side in each row.
+    """Adds the gradients of the tails that shift log-sum-exp and output, from the mass of the side in each row.
 
         mass = exp(far_lse - lse),   change = mass * (dout . (far_out + u) - delta)
         dbias = sum change,   dquery = scale sum change q,   dq += scale change a,   dvalue = sum mass dout
     """
-    mass = torch.exp(far_lse - torch.where(lse == -torch.inf, 0.0, lse))
     value, query = side.tail("value", part.compute), side.tail("query", part.compute)
-    change = mass * ((dout * (far_out if value is None else far_out + value)).sum(-1) - delta)
-    if part.tables.bias is not None:
-        _add(gradients, side, "bias", change.sum((0, 2)))
-    if query is not None:
-        scaled = part.scale * change[..., None]
-        _add(gradients, side, "query", (scaled * part.raw_q).sum((0, 2)))
-        gradients.raw_q += scaled * query
-    if value is not None:
-        _add(gradients, side, "value", (mass[..., None] * dout).sum((0, 2)))
+    for rows in sweep.blocks(part):
+        # Block by block, so that nothing of the length of the sequence is written.
+        here = dout[:, :, rows].to(part.compute)
+        row_lse = lse[:, :, rows]
+        mass = torch.exp(far_lse[:, :, rows] - torch.where(row_lse == -torch.inf, 0.0, row_lse))
+        shifted = far_out[:, :, rows] if value is None else far_out[:, :, rows] + value
+        change = mass * ((here * shifted).sum(-1) - delta[:, :, rows])
+        if part.tables.bias is not None:
+            _add(gradients, side, "bias", change.sum((0, 2)))
+        if query is not None:
+            scaled = part.scale * change[..., None]
+            _add(gradients, side, "query", (scaled * part.raw_q[:, :, rows]).sum((0, 2)))
+            gradients.raw_q[:, :, rows] += scaled * query
+        if value is not None:
+            _add(gradients, side, "value", (mass[..., None] * here).sum((0, 2)))
 
 
 def _side_backward(
     part: Part, side: Side, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, gradients: Gradients
 ) -> None:
     """Adds what the vendor's backward pass gives: its weights are those of the whole softmax once the shift is taken off."""
-    value = side.tail("value", part.compute)
+    value, gain = side.tail("value", part.compute), side.tail("gain", part.compute)
     plain_out = out if value is None else (out.to(part.compute) - value).to(out.dtype)
-    plain_lse = side.seen((lse - side.shift(part))[..., None]).squeeze(-1)
-    plain_dlse = None if dlse is None else side.seen(dlse[..., None]).squeeze(-1)
-    q, k, v, dout, plain_out = (side.seen(x) for x in (side.queries(part), part.k, part.v, dout, plain_out))
-    dq = torch.zeros_like(gradients.q)
+    plain_lse, plain_dlse = side.seen(lse - side.shift(part)), None if dlse is None else side.seen(dlse)
+    q, k, v, dout, plain_out = side.queries(part), *(side.seen(x) for x in (part.k, part.v, dout, plain_out))
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         rows, keys = piece.rows, piece.keys
         piece_dq, piece_dk, piece_dv = far.attend_backward(
@@ -187,18 +200,18 @@ def _side_backward(
             plain_lse[:, :, rows], None if plain_dlse is None else plain_dlse[:, :, rows],
             causal=piece.causal, scale=part.scale,
         )  # fmt: skip
-        dq[:, :, rows] += piece_dq
-        gradients.k[:, :, side.original(keys, k.shape[2])] += side.seen(piece_dk)
-        gradients.v[:, :, side.original(keys, k.shape[2])] += side.seen(piece_dv)
-    dq = side.seen(dq)
-    if part.tables.key is not None:
-        _add(gradients, side, "key", dq.sum((0, 2)))
-    gain = side.tail("gain", part.compute)
-    if gain is not None:
-        dgain = (dq * part.q).sum((0, 2))
-        _add(gradients, side, "gain", dgain if gain.shape[-1] > 1 else dgain.sum(-1, keepdim=True))
-        dq = dq * gain
-    gradients.q += dq
+        dq = side.seen(piece_dq).to(part.compute)
+        rows, keys = side.original(rows, q.shape[2]), side.original(keys, k.shape[2])
+        gradients.k[:, :, keys] += side.seen(piece_dk)
+        gradients.v[:, :, keys] += side.seen(piece_dv)
+        if part.tables.key is not None:
+            _add(gradients, side, "key", dq.sum((0, 2)))
+        if gain is None:
+            gradients.q[:, :, rows] += dq
+        else:
+            dgain = (dq * part.q[:, :, rows]).sum((0, 2))
+            _add(gradients, side, "gain", dgain if gain.shape[-1] > 1 else dgain.sum(-1, keepdim=True))
+            gradients.q[:, :, rows].addcmul_(dq, gain)
 
 
 def _add(gradients: Gradients, side: Side, name: str, gradient: Tensor) -> None:
@@ -214,17 +227,19 @@ def far_sides(call: Lowered) -> int:
     return 1 if call.causal or near_band(tables_of(call)) is None else 2
 
 
-def far_shape(call: Lowered) -> tuple[int, ...]:
-    return (far_sides(call), *call.q.shape[:3], call.v.shape[3])
-
-
 def outputs(call: Lowered) -> list[Tensor]:
-    """Returns empty tensors like those of `forward`, for tracing."""
+    """Returns empty tensors like those of `forward`."""
     compute = torch.promote_types(call.q.dtype, torch.float32)
-    shape = far_shape(call)
+    shape = (*call.q.shape[:3], call.v.shape[3])
+    lags = 0
+    if call.query is not None or call.key is not None:
+        ((_, _, part),) = parts_of(call)
+        (first, last), _ = layout(call, part)
+        lags = max(0, last - first + 1)
     return [
-        call.q.new_empty(shape[1:]),
-        call.q.new_empty(shape[1:-1], dtype=compute),
         call.q.new_empty(shape),
         call.q.new_empty(shape[:-1], dtype=compute),
+        call.q.new_empty((far_sides(call), *shape)),
+        call.q.new_empty((far_sides(call), *shape[:-1]), dtype=compute),
+        call.q.new_empty((*shape[:-1], lags), dtype=compute),
     ]

@@ -10,6 +10,7 @@ to be read along diagonals; `diagonals` does that as a view.
     query 2      . . x x x x                              x x x x
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,11 @@ from lagwise import noise
 from lagwise.impl.lowering import Gradients, Part
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
+from lagwise.terms import Terms
+
+
+# Lags at a time in products of keys with a table.
+KEY_STEP = 64
 
 
 def diagonals(rectangle: Tensor, lags: int) -> Tensor:
@@ -62,8 +68,12 @@ class Tile:
         stop = min(max(self.key + self.queries + self.lags - 1, start), self.part.k.shape[2])
         return slice(start, stop), slice(start - self.key, stop - self.key)
 
+    def columns(self, first: int) -> slice:
+        """The tile's lags as columns of an array whose columns start with the lag `first`."""
+        return slice(self.first - first, self.first - first + self.lags)
+
     def of_queries(self, x: Tensor) -> Tensor:
-        return x[:, :, self.rows].to(self.part.compute).contiguous()
+        return x[:, :, self.rows].to(self.part.compute)
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Returns the rectangle's rows of k or v, with zeros where there is no key."""
@@ -71,7 +81,7 @@ class Tile:
         found = x[:, :, there].to(self.part.compute)
         width = self.queries + self.lags - 1
         if found.shape[2] == width:
-            return found.contiguous()
+            return found
         return torch.nn.functional.pad(found, (0, 0, here.start, width - here.stop))
 
     def window(self, table: LagTable) -> Tensor:
@@ -144,117 +154,126 @@ class Tile:
     def gain_per_channel(self) -> bool:
         return self.gain is not None and self.gain.shape[1] > 1 and self.gain.shape[2] > 1
 
-    @cached_property
-    def content(self) -> Tensor:
-        """The scaled content product, [batch, heads, queries, lags], without a gain that varies over the tile's lags.
+    def product(self) -> Tensor:
+        """Returns the scaled content product, [batch, heads, queries, lags], which the caller may write over.
 
-        With a gain per channel there is no such product, and the gain is in it.
+        A gain that is one for the whole tile is in it, and so is one per channel; a varying scalar gain is not.
         """
         if self.gain_per_channel:
             rows = [self._gained_keys(a) @ self.scaled_q[:, :, a, :, None] for a in range(self.queries)]
             return torch.cat(rows, dim=-1).mT
         return diagonals(grouped_product(self.content_q, self.k), self.lags)
 
+    @cached_property
+    def content(self) -> Tensor:
+        """The product, kept for the gradient of a gain that varies over the tile."""
+        return self.product()
+
     def _gained_keys(self, a: int) -> Tensor:
         """Returns the keys that query a sees times the gain at their lags, [batch, heads, lags, channels]."""
-        keys = self.k[:, :, a : a + self.lags]
-        return keys.repeat_interleave(self.part.q.shape[1] // keys.shape[1], dim=1) * self.gain
+        return per_query_head(self.k[:, :, a : a + self.lags], self.part.q.shape[1]) * self.gain
 
-    def logits(self) -> Tensor:
+    def logits(self, scratch: "Scratch") -> Tensor:
         """Returns the logits, [batch, heads, queries, lags], minus infinity where nothing may be seen."""
         tables = self.part.tables
-        if self.gain is not None and self.gain.shape[1] > 1 and not self.gain_per_channel:
-            logits = self.content * self.gain.mT
-        else:
-            logits = self.content.clone()
+        varies = self.gain is not None and self.gain.shape[1] > 1 and not self.gain_per_channel
+        logits = self.content * self.gain.mT if varies else self.product()
         if tables.query is not None:
             logits += self.scaled_raw_q @ self.window(tables.query).mT
         if tables.key is not None:
-            logits += key_diagonals(self._per_head_product(self.raw_k, self._scaled_key()), self.queries, self.lags)
+            for lags, keys, window in self._key_steps():
+                shape = (*logits.shape[:2], keys.shape[2], window.shape[1])
+                product = torch.matmul(keys, window.mT, out=scratch.zeros(f"key product {shape[3]}", keys, shape))
+                logits[..., lags] += key_diagonals(product, self.queries, lags.stop - lags.start)
         if tables.bias is not None:
             logits += self.window(tables.bias)[:, None]
         visible = self.visible()
         return logits if visible is None else logits.masked_fill_(~visible, -torch.inf)
 
-    def _scaled_key(self) -> Tensor:
+    def _key_steps(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yields a few lags at a time, the keys that meet them in query heads, and the scaled table at these lags.
+
+        Of all keys times all lags only a diagonal strip is needed; small steps leave out most of the rest.
+        """
         assert self.part.tables.key is not None
-        return self.window(self.part.tables.key) * self.part.scale
+        window = self.window(self.part.tables.key) * self.part.scale
+        keys = per_query_head(self.raw_k, self.part.q.shape[1])
+        step = KEY_STEP if window.shape[1] > 1 else self.lags
+        for start in range(0, self.lags, step):
+            stop = min(start + step, self.lags)
+            yield slice(start, stop), keys[:, :, start : stop + self.queries - 1], window[:, start:stop]
 
-    def _per_head_product(self, keys: Tensor, window: Tensor) -> Tensor:
-        """Returns keys times a table's vectors for each query head, [batch, heads, keys, lags]."""
-        group = self.part.q.shape[1] // keys.shape[1]
-        return (keys.repeat_interleave(group, dim=1) @ window.mT).contiguous()
-
-    def output(self, weights: Tensor, rectangle: "Rectangle") -> Tensor:
-        """Returns the weighted sum of values for weights in lag coordinates, [batch, heads, queries, value_dim]."""
-        out = grouped_sum(rectangle.of(weights), self.v)
+    def output(self, rectangle: Tensor) -> Tensor:
+        """Returns the weighted sum of values, [batch, heads, queries, value_dim], for weights on the rectangle's diagonals."""
+        weights = diagonals(rectangle, self.lags)
+        out = grouped_sum(rectangle, self.v)
         if self.part.tables.value is not None:
             window = self.window(self.part.tables.value)
             out += per_column(weights, window) @ window
         return out
 
     def backward(
-        self, lse: Tensor, delta: Tensor, dout: Tensor, gradients: Gradients, rectangle: "Rectangle"
+        self, logits: Tensor, lse: Tensor, delta: Tensor, dout: Tensor, gradients: Gradients, scratch: "Scratch"
     ) -> None:
         """Adds the tile's share to the gradients.
 
             p = exp(logit - lse),   dlogit = p * (dout . (v_j + value(n)) - delta),   delta = dout . out - dlse
         """
         tables, there, here = self.part.tables, *self.keys
-        weights = torch.exp(self.logits() - lse)
+        # Weights and gradients are written to the diagonals of rectangles right away, for the products with k, v and dout.
+        rectangle, drectangle = scratch.rectangle("weights", logits), scratch.rectangle("dlogits", logits)
+        weights, dlogits = diagonals(rectangle, self.lags), diagonals(drectangle, self.lags)
+        torch.sub(logits, lse, out=weights).exp_()
         dweights = diagonals(grouped_product(dout, self.v), self.lags)
         if tables.value is not None:
-            dweights = dweights + dout @ self.window(tables.value).mT
+            dweights += dout @ self.window(tables.value).mT
         kept = self.kept()
         if kept is not None:
-            dweights = dweights * kept
-        dlogits = (dweights - delta).mul_(weights)
+            dweights *= kept
+        torch.sub(dweights, delta, out=dlogits).mul_(weights)
         if kept is not None:
             weights *= kept
-        gradients.v[:, :, there] += grouped_transpose(rectangle.of(weights), dout, self.v.shape[1])[:, :, here]
+        gradients.v[:, :, there] += grouped_transpose(rectangle, dout, self.v.shape[1])[:, :, here]
         if tables.value is not None:
-            self._add(gradients, "value", over_batch(per_column(weights, self.window(tables.value)).mT @ dout))
+            self._add(scratch, "value", over_batch(per_column(weights, self.window(tables.value)).mT @ dout))
         if tables.bias is not None:
-            self._add(gradients, "bias", per_column(dlogits, self.window(tables.bias)).sum((0, 2)))
+            self._add(scratch, "bias", per_column(dlogits, self.window(tables.bias)).sum((0, 2)))
         if tables.query is not None:
             window = self.window(tables.query)
             columns = per_column(dlogits, window)
             gradients.raw_q[:, :, self.rows] += self.part.scale * (columns @ window)
-            self._add(gradients, "query", over_batch(columns.mT @ self.scaled_raw_q))
+            self._add(scratch, "query", over_batch(columns.mT @ self.scaled_raw_q))
         if tables.key is not None:
-            self._key_backward(dlogits, gradients)
-        self._content_backward(dlogits, gradients, rectangle)
-
-    def _key_backward(self, dlogits: Tensor, gradients: Gradients) -> None:
-        there, here = self.keys
-        window = self._scaled_key()
-        shape = (*dlogits.shape[:2], self.queries + self.lags - 1, self.lags)
-        columns = dlogits.new_zeros(shape)
-        key_diagonals(columns, self.queries, self.lags).copy_(dlogits)
-        columns = per_column(columns, window)
-        dk = (columns @ window).unflatten(1, (self.raw_k.shape[1], -1)).sum(2)
-        gradients.raw_k[:, :, there] += dk[:, :, here]
-        keys = self.raw_k.repeat_interleave(dlogits.shape[1] // self.raw_k.shape[1], dim=1)
-        self._add(gradients, "key", self.part.scale * over_batch(columns.mT @ keys))
-
-    def _content_backward(self, dlogits: Tensor, gradients: Gradients, rectangle: "Rectangle") -> None:
-        there, here = self.keys
+            self._key_backward(dlogits, gradients, scratch)
         if self.gain_per_channel:
-            self._channel_backward(dlogits, gradients)
-            return
+            self._channel_backward(dlogits, gradients, scratch)
+        else:
+            self._content_backward(drectangle, gradients, scratch)
+
+    def _key_backward(self, dlogits: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
+        there, here = self.keys
+        dk = torch.zeros_like(self.raw_k)
+        for lags, keys, window in self._key_steps():
+            columns = per_column(scratch.columns(dlogits[..., lags]), window)
+            dk[:, :, lags.start : lags.start + keys.shape[2]] += per_key_head(columns @ window, dk.shape[1])
+            self._add(scratch, "key", self.part.scale * over_batch(columns.mT @ keys), lags.start)
+        gradients.raw_k[:, :, there] += dk[:, :, here]
+
+    def _content_backward(self, rectangle: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
+        there, here = self.keys
         if self.gain is not None and self.gain.shape[1] > 1:
-            self._add(gradients, "gain", (dlogits * self.content).sum((0, 2))[..., None])
-            dlogits = dlogits * self.gain.mT
-        dcontent = rectangle.of(dlogits)
-        dq = self.part.scale * grouped_sum(dcontent, self.k)
-        gradients.k[:, :, there] += grouped_transpose(dcontent, self.content_q, self.k.shape[1])[:, :, here]
+            dlogits = diagonals(rectangle, self.lags)
+            self._add(scratch, "gain", (dlogits * self.content).sum((0, 2))[..., None])
+            dlogits *= self.gain.mT
+        dq = self.part.scale * grouped_sum(rectangle, self.k)
+        gradients.k[:, :, there] += grouped_transpose(rectangle, self.content_q, self.k.shape[1])[:, :, here]
         if self.gain is not None and self.gain.shape[1] == 1:
             dgain = (dq * self.of_queries(self.part.q)).sum((0, 2))[:, None]
-            self._add(gradients, "gain", dgain if self.gain.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+            self._add(scratch, "gain", dgain if self.gain.shape[2] > 1 else dgain.sum(-1, keepdim=True))
             dq = dq * self.gain
         gradients.q[:, :, self.rows] += dq
 
-    def _channel_backward(self, dlogits: Tensor, gradients: Gradients) -> None:
+    def _channel_backward(self, dlogits: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
         there, here = self.keys
         dk = torch.zeros_like(self.k)
         dgain = dlogits.new_zeros(self.part.q.shape[1], *self.gain.shape[1:])  # pyright: ignore[reportOptionalMemberAccess]
@@ -262,29 +281,57 @@ class Tile:
             dlogit, seen = dlogits[:, :, a, :, None], slice(a, a + self.lags)
             gradients.q[:, :, self.row + a] += self.part.scale * (dlogit * self._gained_keys(a)).sum(2)
             outer = dlogit * self.scaled_q[:, :, a, None]
-            keys = self.k[:, :, seen].repeat_interleave(outer.shape[1] // self.k.shape[1], dim=1)
-            dk[:, :, seen] += (outer * self.gain).unflatten(1, (self.k.shape[1], -1)).sum(2)
-            dgain += (outer * keys).sum(0)
+            dk[:, :, seen] += per_key_head(outer * self.gain, self.k.shape[1])
+            dgain += over_batch(outer * per_query_head(self.k[:, :, seen], outer.shape[1]))
         gradients.k[:, :, there] += dk[:, :, here]
-        self._add(gradients, "gain", dgain)
+        self._add(scratch, "gain", dgain)
 
-    def _add(self, gradients: Gradients, name: str, window: Tensor) -> None:
-        getattr(self.part.tables, name).fold(window, self.first, getattr(gradients.tables, name))
+    def _add(self, scratch: "Scratch", name: str, window: Tensor, start: int = 0) -> None:
+        """Adds the gradient of a table at the tile's lags from number `start` on."""
+        scratch.add(name, self.first + start, window)
 
 
-class Rectangle:
-    """A zeroed rectangle [queries, keys] that is used again while its shape stays: only its diagonals are ever written."""
+class Scratch:
+    """Arrays that one tile after the other writes to while their shape stays: fresh memory costs more than the arithmetic.
+
+    Of the zeroed ones, only certain diagonals are ever written.
+    """
 
     def __init__(self):
-        self.buffer: Tensor | None = None
+        self.buffers: dict[str, Tensor] = {}
+        self.sums: dict[str, list[tuple[int, Tensor]]] = {}
 
-    def of(self, x: Tensor) -> Tensor:
-        """Writes x, in lag coordinates, on the rectangle's diagonals and returns the rectangle."""
-        shape = (*x.shape[:3], x.shape[2] + x.shape[3] - 1)
-        if self.buffer is None or self.buffer.shape != shape:
-            self.buffer = x.new_zeros(shape)
-        diagonals(self.buffer, x.shape[3]).copy_(x)
-        return self.buffer
+    def rectangle(self, name: str, like: Tensor) -> Tensor:
+        """Returns a rectangle [queries, keys] for an array in lag coordinates, zero beside the diagonals."""
+        return self.zeros(name, like, (*like.shape[:3], like.shape[2] + like.shape[3] - 1))
+
+    def columns(self, x: Tensor) -> Tensor:
+        """Returns x, in lag coordinates, by key and lag, [keys, lags]."""
+        shape = (*x.shape[:2], x.shape[2] + x.shape[3] - 1, x.shape[3])
+        buffer = self.zeros(f"columns {x.shape[3]}", x, shape)
+        key_diagonals(buffer, *x.shape[2:]).copy_(x)
+        return buffer
+
+    def add(self, name: str, first: int, window: Tensor) -> None:
+        """Adds up the gradient of a table over tiles with the same lags, as all tiles of a band have."""
+        for known, total in self.sums.setdefault(name, []):
+            if known == first and total.shape == window.shape:
+                total += window
+                return
+        self.sums[name].append((first, window))
+
+    def fold(self, gradients: Gradients, tables: Terms) -> None:
+        """Moves what was added up into the gradients of the tables."""
+        for name, found in self.sums.items():
+            for first, window in found:
+                getattr(tables, name).fold(window, first, getattr(gradients.tables, name))
+        self.sums.clear()
+
+    def zeros(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Returns the named array: zeros at first, then with whatever was written to it."""
+        if name not in self.buffers or self.buffers[name].shape != shape:
+            self.buffers[name] = like.new_zeros(shape)
+        return self.buffers[name]
 
 
 def per_column(x: Tensor, window: Tensor) -> Tensor:
@@ -293,7 +340,17 @@ def per_column(x: Tensor, window: Tensor) -> Tensor:
 
 
 def over_batch(x: Tensor) -> Tensor:
-    return x.sum(0)
+    return x[0] if x.shape[0] == 1 else x.sum(0)
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """Repeats grouped heads until each query head has its own."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def per_key_head(x: Tensor, heads: int) -> Tensor:
+    """Sums over the query heads of each group: the transpose of `per_query_head`."""
+    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
 
 
 def grouped_product(x: Tensor, y: Tensor) -> Tensor:
