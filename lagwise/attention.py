@@ -7,9 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lagwise import noise
-from lagwise.encodings.base import Encoding
-from lagwise.encodings import nearest
-from lagwise.impl import far, operators, support
+from lagwise.encodings import Encoding, nearest
+from lagwise.impl import operators, support
 from lagwise.impl.dense import dense
 from lagwise.impl.lowering import lower
 from lagwise.impl.split import near_band
@@ -82,13 +81,8 @@ def attention(
     torch.Size([1, 8, 100, 64])
     """
     q, k, v = autocast(q, k, v)
-    check_shapes(q, k, v)
-    check_masks(q, k, lengths, key_mask, cu_seqlens, window, query_start)
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout)
     terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
-    check_terms(terms, q, v)
     chosen = choose(
         q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
         query_start=query_start, dropout=dropout,
@@ -123,8 +117,10 @@ def which_impl(
     'split'
     """
     q, k, v = autocast(q, k, v)
-    check_shapes(q, k, v)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout)
+    if seed is None:
+        # The answer does not depend on it, and asking should not change the random numbers that follow.
+        seed = noise.draw_seed(False, q.device)
     terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
     return choose(
         q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
@@ -163,6 +159,7 @@ def choose(
     window: tuple[int, int] | None, query_start: int | Tensor, dropout: float,
 ) -> Choice:  # fmt: skip
     """Returns the implementation that is named, or with "auto" the fastest that can do the job."""
+    check_terms(terms, q, v)
     asked = features(
         q, k, v, terms, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
         query_start=query_start, dropout=dropout,
@@ -228,6 +225,18 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    window: tuple[int, int] | None, query_start: int | Tensor, scale: float | None, dropout: float,
+) -> float:  # fmt: skip
+    """Raises for arguments that do not fit together, and returns the scale."""
+    check_shapes(q, k, v)
+    check_masks(q, k, lengths, key_mask, cu_seqlens, window, query_start)
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

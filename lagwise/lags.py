@@ -1,6 +1,7 @@
 """Functions of the lag, `n = key position - query position`, as small tables with known tails."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -32,9 +33,7 @@ class LagTable:
 
     def __post_init__(self):
         if self.values.ndim not in (2, 3):
-            raise ValueError(
-                f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(self.values.shape)}"
-            )
+            raise ValueError(f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(self.values.shape)}")
         if self.values.shape[1] == 0:
             raise ValueError("values must have at least one lag, but has none")
         if self.slopes is not None:
@@ -64,7 +63,10 @@ class LagTable:
 
     def at(self, lags: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape_channels"]:
         """Evaluates the function at any lags; the result is [heads, *lags.shape, *channels]."""
-        result = self.values[:, (lags - self.first).clamp(0, self.values.shape[1] - 1)]
+        columns = (lags - self.first).clamp(0, self.values.shape[1] - 1)
+        # An embedding, because its gradient, unlike that of an index, is summed in the same order each time.
+        rows = torch.nn.functional.embedding(columns, self.values.transpose(0, 1).flatten(1))
+        result = rows.unflatten(-1, (self.heads, *self.values.shape[2:])).movedim(lags.ndim, 0)
         if self.slopes is not None:
             past, future = (slope.view(-1, *[1] * lags.ndim) for slope in self.slopes)
             beyond_first, beyond_last = self._beyond(lags)
@@ -146,7 +148,7 @@ class LagTable:
         return before, slice(start, start + last - first + 1 - before - after), after
 
 
-def reachable_lags(
+def visible_lags(
     queries: int,
     keys: int,
     *,
@@ -154,7 +156,7 @@ def reachable_lags(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
-    """Returns the first and the last lag that a call can reach.
+    """Returns the first and the last lag that a call can reach; there is none if the last is smaller.
 
     Query row r stands at position `query_start + r`, key j at position j. Of a `query_start` that is a tensor only
     its allowed range, 0 to `keys`, is known.
@@ -167,5 +169,10 @@ def reachable_lags(
         last = min(last, 0)
     if window is not None:
         first, last = max(first, -window[0]), min(last, window[1])
-    # A call in which no query can reach any key still needs a table.
+    return first, last
+
+
+def reachable_lags(queries: int, keys: int, **options: Any) -> tuple[int, int]:
+    """Returns the lags to ask an encoding for, those of `visible_lags`: a call that reaches none still needs a table."""
+    first, last = visible_lags(queries, keys, **options)
     return min(first, last), last

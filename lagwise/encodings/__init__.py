@@ -69,11 +69,7 @@ def options_of(name: str) -> dict[str, Any]:
     128
     """
     parameters = inspect.signature(ENCODINGS[name]).parameters.values()
-    return {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def nearest(word: str, known: Any) -> str:
@@ -83,7 +79,33 @@ def nearest(word: str, known: Any) -> str:
 
 
 __all__ = [
-    "AT5", "ENCODINGS", "SHARED_OPTIONS", "T5", "XL", "ALiBi", "AT5Free", "Absolute", "ConvSPE", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
-    "Kerple", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "StochasticEncoding", "Sum",
-    "T5Free", "XPos", "make", "nearest", "options_of",
+    "AT5",
+    "ENCODINGS",
+    "SHARED_OPTIONS",
+    "T5",
+    "XL",
+    "ALiBi",
+    "AT5Free",
+    "Absolute",
+    "ConvSPE",
+    "Encoding",
+    "HuangM1",
+    "HuangM2",
+    "HuangM3",
+    "HuangM4",
+    "Kerple",
+    "Learned",
+    "NoEncoding",
+    "Rotary",
+    "Sandwich",
+    "Shaw",
+    "SineSPE",
+    "Sinusoidal",
+    "StochasticEncoding",
+    "Sum",
+    "T5Free",
+    "XPos",
+    "make",
+    "nearest",
+    "options_of",
 ]

@@ -71,6 +71,13 @@ class Sum(Encoding):
         return self.right.embed(self.left.embed(x, positions), positions)
 
 
+def require_lag(max_lag: int) -> int:
+    """Returns the lag at which a table ends, which must not be negative."""
+    if max_lag < 0:
+        raise ValueError(f"max_lag must be at least 0, but is {max_lag}")
+    return max_lag
+
+
 def require_past_only(encoding: Encoding, last: int) -> None:
     """Raises for a table of the past alone that is asked for future lags."""
     if last > 0:

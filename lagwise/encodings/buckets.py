@@ -42,7 +42,9 @@ def check_buckets(buckets: int, max_lag: int, causal: bool) -> None:
     directions = 1 if causal else 2
     if buckets < 2 * directions or buckets % (2 * directions):
         raise ValueError(
-            f"buckets must be a multiple of {2 * directions}" + ("" if causal else ", two halves for each direction") + f", but is {buckets}"
+            f"buckets must be a multiple of {2 * directions}"
+            + ("" if causal else ", two halves for each direction")
+            + f", but is {buckets}"
         )
     exact = buckets // directions // 2
     if max_lag <= exact:

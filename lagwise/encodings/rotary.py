@@ -37,7 +37,7 @@ class Rotary(Encoding):
         return Terms(transform=self._transform)
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        turn = partial(rotate, base=self.base, interleaved=self.interleaved)
+        turn = partial(rotate, head_dim=self.head_dim, base=self.base, interleaved=self.interleaved)
         return turn(q, q_positions), turn(k, k_positions)
 
 
@@ -82,14 +82,18 @@ class XPos(Encoding):
                 "use a shorter sequence, a larger unit, or Rotary"
             )
         scales = torch.exp(sign * per_head(positions)[..., None] * decay)
-        return rotate(x, positions, base=self.base, interleaved=True, scales=scales)
+        return rotate(x, positions, head_dim=self.head_dim, base=self.base, interleaved=True, scales=scales)
 
 
 def rotate(
-    x: Tensor, positions: Tensor, *, base: float, interleaved: bool, scales: Tensor | None = None
+    x: Tensor, positions: Tensor, *, head_dim: int, base: float, interleaved: bool, scales: Tensor | None = None
 ) -> Tensor:
     """Turns the channel pairs of x, [batch, heads, time, head_dim], by their positions, and scales them."""
-    angles = per_head(positions)[..., None] * inverse_frequencies(x.shape[-1], x.device, base)
+    if x.shape[-1] != head_dim:
+        raise ValueError(
+            f"q and k must have the width that the encoding was made for, head_dim={head_dim}, but have {x.shape[-1]}"
+        )
+    angles = per_head(positions)[..., None] * inverse_frequencies(head_dim, x.device, base)
     cos, sin = angles.cos(), angles.sin()
     if scales is not None:
         cos, sin = cos * scales, sin * scales

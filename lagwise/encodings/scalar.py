@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise import noise
 from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding, require_past_only
+from lagwise.encodings.base import Encoding, require_lag, require_past_only
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
@@ -61,8 +61,9 @@ class T5(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        # The gather stays in autograd, so kernels see and differentiate a table, never buckets.
-        return Terms(bias=LagTable(self.weight[:, self.bucket], self.first))
+        # The gather stays in autograd, so kernels see and differentiate a table, never buckets. It is an embedding, because the
+        # gradient of an index is not summed in the same order each time.
+        return Terms(bias=LagTable(nn.functional.embedding(self.bucket, self.weight.T).T, self.first))
 
 
 class T5Free(Encoding):
@@ -81,7 +82,7 @@ class T5Free(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, causal: bool = False):
         super().__init__()
-        self.max_lag, self.causal = max_lag, causal
+        self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.zeros(heads, max_lag + 1 if causal else 2 * max_lag + 1))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -133,8 +134,10 @@ class AT5(Encoding):
         low, high = slopes
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
             raise ValueError(f"slopes must be two finite numbers, the lower one first, but is {slopes}")
-        self.max_lag, self.causal = max_lag, causal
-        self.reach = reach or max_lag or 512
+        self.max_lag, self.causal = None if max_lag is None else require_lag(max_lag), causal
+        self.reach = (max_lag or 512) if reach is None else reach
+        if self.reach <= 0:
+            raise ValueError(f"reach must be a positive number of lags, but is {reach}")
         # Directions are ordered past, future.
         directions = 1 if causal else 2
         self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(low, high))
@@ -163,6 +166,8 @@ class AT5Free(Encoding):
 
         logit(i, j) += g(sigmoid(weight[head, clip(j - i, -max_lag, max_lag)]))        an MLP 1 -> a -> b -> 1 per head
 
+    Wu, Zhang, Mao, Chen (2021); the release's text model has one hidden layer less and a ReLU at the end.
+
     Args:
         heads: Number of query heads.
         max_lag: Where the table ends; lags beyond share the last value.
@@ -188,7 +193,7 @@ class AT5Free(Encoding):
         causal: bool = False,
     ):
         super().__init__()
-        self.max_lag, self.causal = max_lag, causal
+        self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.empty(heads, max_lag + 1 if causal else 2 * max_lag + 1).normal_())
         self.readout = Readout(1, heads, widths, activation, dropout, std)
 
@@ -202,9 +207,7 @@ class AT5Free(Encoding):
 class Readout(nn.Module):
     """The MLPs of AT5, 1 -> a -> b -> 1, one for each direction and head."""
 
-    def __init__(
-        self, directions: int, heads: int, widths: tuple[int, int], activation: str, dropout: float, std: float
-    ):
+    def __init__(self, directions: int, heads: int, widths: tuple[int, int], activation: str, dropout: float, std: float):
         super().__init__()
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")

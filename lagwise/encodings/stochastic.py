@@ -22,7 +22,7 @@ class StochasticEncoding(Encoding):
 
     Q_d and K_d are Gaussian sequences, independent over the channels d and the realizations r, the same for the whole batch. With
     a gate, P becomes `delta + (1 - delta) P`, delta = sigmoid(gate) per channel: the gate's noise is constant over positions.
-    Liutkus et al. (2021), sections 2 and 3. `exact_terms` is the limit of infinitely many realizations.
+    Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
     """
 
     def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool):
@@ -83,7 +83,7 @@ class SineSPE(StochasticEncoding):
         P_d(m - n) = 1 / (2K) sum_k lambda_kd^2 cos(2 pi f_kd (m - n) + theta_kd)
         f = sigmoid(freq) / 2,   theta = offset,   lambda = softplus(gain)            m the query's, n the key's position
 
-    Liutkus et al. (2021), section 3.1, with the first values of their code. Phases are taken in float64: position one million is as
+    Liutkus et al. (2021), with the first values of their code. Phases are taken in float64: position one million is as
     exact as position one.
 
     Args:
@@ -139,7 +139,7 @@ class ConvSPE(StochasticEncoding):
 
         P_d(m - n) = sum_p phi_q(p) phi_k(p + m - n)           zero from lag `kernel_size` on
 
-    Liutkus et al. (2021), section 3.2, with the first values of their code. The noise is a function of the absolute position, so that
+    Liutkus et al. (2021), with the first values of their code. The noise is a function of the absolute position, so that
     chunks and offsets see the same.
 
     Args:
@@ -154,9 +154,7 @@ class ConvSPE(StochasticEncoding):
     torch.Size([2, 33, 8])
     """
 
-    def __init__(
-        self, *, heads: int, head_dim: int, kernel_size: int = 128, realizations: int = 64, gated: bool = True
-    ):
+    def __init__(self, *, heads: int, head_dim: int, kernel_size: int = 128, realizations: int = 64, gated: bool = True):
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
         # The filters of the queries, then those of the keys.
         self.taps = nn.Parameter(torch.rand(2, heads, head_dim, kernel_size) / math.sqrt(kernel_size / 2))
@@ -182,6 +180,4 @@ class ConvSPE(StochasticEncoding):
 
 def counters(device: torch.device, *sizes: int) -> list[Tensor]:
     """Returns one counter per size, each along its own axis, for `noise` to broadcast."""
-    return [
-        torch.arange(size, device=device).view(-1, *[1] * (len(sizes) - axis - 1)) for axis, size in enumerate(sizes)
-    ]
+    return [torch.arange(size, device=device).view(-1, *[1] * (len(sizes) - axis - 1)) for axis, size in enumerate(sizes)]

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding
+from lagwise.encodings.base import Encoding, require_lag
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -30,11 +30,9 @@ class Shaw(Encoding):
     (torch.Size([1, 33, 64]), torch.Size([1, 33, 64]))
     """
 
-    def __init__(
-        self, *, heads: int, head_dim: int, max_lag: int = 128, values: bool = True, per_head: bool = False
-    ):
+    def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, values: bool = True, per_head: bool = False):
         super().__init__()
-        self.max_lag = max_lag
+        self.max_lag = require_lag(max_lag)
         self.keys = vectors(heads if per_head else 1, max_lag, head_dim)
         self.values = vectors(heads if per_head else 1, max_lag, head_dim) if values else None
 
@@ -47,9 +45,7 @@ class Shaw(Encoding):
         >>> Shaw.from_tables(torch.randn(33, 64), heads=8).max_lag
         16
         """
-        encoding = cls(
-            heads=heads, head_dim=keys.shape[1], max_lag=table_end("keys", keys), values=values is not None
-        )
+        encoding = cls(heads=heads, head_dim=keys.shape[1], max_lag=table_end("keys", keys), values=values is not None)
         encoding.keys.data = keys.detach().clone()[None]
         if values is not None:
             if values.shape != keys.shape:
@@ -89,7 +85,7 @@ class HuangM1(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
-        self.max_lag = max_lag
+        self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -115,7 +111,7 @@ class HuangM2(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
-        self.max_lag = max_lag
+        self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -141,7 +137,7 @@ class HuangM3(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
-        self.max_lag = max_lag
+        self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1, head_dim))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -168,7 +164,7 @@ class HuangM4(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
-        self.max_lag = max_lag
+        self.max_lag = require_lag(max_lag)
         self.weight = vectors(heads if per_head else 1, max_lag, head_dim)
 
     @classmethod

@@ -64,9 +64,7 @@ def positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tenso
     return query_start + i, j
 
 
-def logits(
-    q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, position: tuple[Tensor, Tensor]
-) -> Tensor:
+def logits(q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, position: tuple[Tensor, Tensor]) -> Tensor:
     """Returns the logits of all pairs, visible or not, [batch, heads, queries, keys]."""
     heads = q.shape[1]
     content_q, content_k = (q, k) if terms.transform is None else terms.transform(q, k, *position)

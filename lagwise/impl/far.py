@@ -21,10 +21,12 @@ class Piece:
 def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
     """Cuts the region `key - row <= limit` into rectangles and one square triangle, none of which has an empty row.
 
-        row 0       . . . . . .         rows before the first key is seen belong to no piece
-        row 1       # \\ . . . .         # a rectangle beside
-        row 2       # \\ \\ . . .         \\ the triangle
-        row 3       = = = = = =         = rows that see every key
+        limit 2, row 0      # # \\ . . .          limit -1, row 0     . . . .      no piece
+                 row 1      # # \\ \\ . .                    row 1     \\ . . .
+                 row 2      # # \\ \\ \\ .                    row 2     \\ \\ . .
+                 row 3      = = = = = =
+
+    `#` is a rectangle beside the triangle `\\`, and `=` are rows that see every key.
     """
     start = min(max(0, -limit), queries)
     full = min(max(keys - 1 - limit, start), queries)
@@ -59,9 +61,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
         case "cpu-flash":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         case "cudnn":
-            out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
-                q, k, v, None, True, 0.0, causal, False, scale=scale
-            )
+            out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
         case "flash":
             out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
         case None:
@@ -85,7 +85,8 @@ def attend_backward(
         out = torch.cat([out, -dlse[..., None].to(out.dtype)], dim=-1)
     q, k, v = padded(q, k, v)
     out, dout = (
-        torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) if x.shape[3] < v.shape[3] else x for x in (out, dout)
+        torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) if x.shape[3] < v.shape[3] else x.contiguous()
+        for x in (out, dout)
     )
     lse = lse.contiguous()
     none = torch.zeros((), dtype=torch.int64, device=q.device)
@@ -105,18 +106,16 @@ def attend_backward(
             )
         case None:
             raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
-    dk, dv = (
-        x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2)
-        for x, count in zip((dk, dv), heads, strict=True)
-    )
+    dk, dv = (x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gives q, k and v one width, a multiple of eight on a GPU, and k and v the heads of q."""
+    """Gives q, k and v one width, a multiple of eight on a GPU, channels that lie side by side, and the heads of q."""
     width = max(q.shape[3], v.shape[3])
     if q.device.type != "cpu":
         width = (width + 7) // 8 * 8
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.shape[1] < q.shape[1] else x for x in (k, v))
     q, k, v = (torch.nn.functional.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     return q, k, v

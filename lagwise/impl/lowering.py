@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.lags import LagTable, reachable_lags
+from lagwise.lags import LagTable, visible_lags
 from lagwise.terms import Terms
 
 
@@ -79,9 +79,7 @@ def lower(
     )  # fmt: skip
 
 
-def token_positions(
-    q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def token_positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns the positions that a transform sees: those of the queries, then those of the keys."""
     rows, keys = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
     if cu_seqlens is not None:
@@ -141,9 +139,7 @@ def parts_of(call: Lowered) -> Iterator[tuple[slice, slice, Part]]:
             return x[batch, :, time]
 
         q, k = cut(call.q), cut(call.k)
-        first, last = reachable_lags(
-            q.shape[2], k.shape[2], query_start=query_start, causal=call.causal, window=window
-        )
+        first, last = visible_lags(q.shape[2], k.shape[2], query_start=query_start, causal=call.causal, window=window)
         return Part(
             q, k, cut(call.v),
             q if call.raw_q is None else cut(call.raw_q), k if call.raw_k is None else cut(call.raw_k),
@@ -208,8 +204,4 @@ class Gradients:
         }  # fmt: skip
         if call.slopes is not None and tables["bias"].slopes is not None:
             found["slopes"] = torch.stack(tables["bias"].slopes)
-        return [
-            found[name].to(x.dtype).contiguous()
-            for name in DIFFERENTIABLE
-            if (x := getattr(call, name)) is not None
-        ]
+        return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]

@@ -19,17 +19,20 @@ _ARGUMENTS = (
 def _register(name: str, implementation: ModuleType) -> None:
     """Registers `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...], and its backward."""
     torch.library.define(f"lagwise::{name}", f"({_ARGUMENTS}) -> Tensor[]")
-    torch.library.define(
-        f"lagwise::{name}_backward", f"(Tensor[] saved, Tensor dout, Tensor? dlse, {_ARGUMENTS}) -> Tensor[]"
-    )
+    torch.library.define(f"lagwise::{name}_backward", f"(Tensor[] saved, Tensor dout, Tensor? dlse, {_ARGUMENTS}) -> Tensor[]")
 
     @torch.library.impl(f"lagwise::{name}", "CompositeExplicitAutograd")
     def forward(*arguments):
-        return implementation.forward(Lowered(*arguments))
+        call = Lowered(*arguments)
+        # The call has been cast already; the sums stay in their own type.
+        with torch.autocast(call.q.device.type, enabled=False):
+            return implementation.forward(call)
 
     @torch.library.impl(f"lagwise::{name}_backward", "CompositeExplicitAutograd")
     def backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
-        return implementation.backward(Lowered(*arguments), saved, dout, dlse)
+        call = Lowered(*arguments)
+        with torch.autocast(call.q.device.type, enabled=False):
+            return implementation.backward(call, saved, dout, dlse)
 
     @torch.library.register_fake(f"lagwise::{name}")
     def fake_forward(*arguments):

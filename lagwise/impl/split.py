@@ -19,6 +19,10 @@ from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
 
+# The widest band whose logits are kept for the backward pass.
+KEPT_LAGS = 1024
+
+
 @dataclass(frozen=True)
 class Side:
     """One far field: the pieces of `key - row <= limit`, on time-reversed tensors where it is the future's."""
@@ -114,8 +118,11 @@ def forward(call: Lowered) -> list[Tensor]:
     far_lse.fill_(-torch.inf)
     out, lse = sweep.forward(part, first, last, scores if scores.numel() else None)
     for side in sides:
-        side_out, side_lse = far_out[side.index], far_lse[side.index]
+        side_lse = far_lse[side.index]
+        # Pieces are merged in the type of the sums and rounded once.
+        side_out = far_out[side.index] if far_out.dtype == out.dtype else torch.zeros_like(out)
         _side_forward(part, side, side_out, side_lse)
+        far_out[side.index] = side_out
         merge(out, lse, side_out, side_lse, side.tail("value", part.compute))
     return [out.to(call.q.dtype), lse, far_out, far_lse, scores]
 
@@ -137,8 +144,8 @@ def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor, shift:
     both = torch.logaddexp(lse, other_lse)
     finite = torch.where(both == -torch.inf, 0.0, both)
     other = torch.exp(other_lse - finite)[..., None]
-    out.mul_(torch.exp(lse - finite)[..., None].to(out.dtype))
-    out.addcmul_(other_out.to(out.dtype), other.to(out.dtype))
+    out.mul_(torch.exp(lse - finite)[..., None])
+    out.addcmul_(other_out.to(out.dtype), other)
     if shift is not None:
         out.addcmul_(shift, other)
     lse.copy_(both)
@@ -164,8 +171,8 @@ def _shift_backward(
 ) -> None:
     """Adds the gradients of the tails that shift log-sum-exp and output, from the mass of the side in each row.
 
-        mass = exp(far_lse - lse),   change = mass * (dout . (far_out + u) - delta)
-        dbias = sum change,   dquery = scale sum change q,   dq += scale change a,   dvalue = sum mass dout
+    mass = exp(far_lse - lse),   change = mass * (dout . (far_out + u) - delta)
+    dbias = sum change,   dquery = scale sum change q,   dq += scale change a,   dvalue = sum mass dout
     """
     value, query = side.tail("value", part.compute), side.tail("query", part.compute)
     for rows in sweep.blocks(part):
@@ -235,7 +242,7 @@ def outputs(call: Lowered) -> list[Tensor]:
     if call.query is not None or call.key is not None:
         ((_, _, part),) = parts_of(call)
         (first, last), _ = layout(call, part)
-        lags = max(0, last - first + 1)
+        lags = max(0, last - first + 1) if last - first < KEPT_LAGS else 0
     return [
         call.q.new_empty(shape),
         call.q.new_empty(shape[:-1], dtype=compute),

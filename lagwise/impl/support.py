@@ -62,7 +62,7 @@ def table() -> str:
         "# What runs where",
         "",
         "Made from `lagwise/impl/support.py` by `python -m lagwise.impl.support > docs/support.md`; the test suite runs every row.",
-        "`impl=\"auto\"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` with the reason.",
+        '`impl="auto"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` with the reason.',
         "",
         "| a call with | " + " | ".join(f"`{impl}`" for impl in IMPLEMENTATIONS) + " |",
         "| --- |" + " --- |" * len(IMPLEMENTATIONS),

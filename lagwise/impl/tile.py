@@ -116,9 +116,7 @@ class Tile:
         heads = torch.arange(self.part.q.shape[1], device=device)[:, None, None]
         rows = self.row + torch.arange(self.queries, device=device)[:, None]
         keys = self.part.query_start + rows + self.first + torch.arange(self.lags, device=device)
-        mask = noise.keep(
-            self.part.dropout, self.part.seed, Stream.ATTENTION_DROPOUT, batches, heads, row + rows, key + keys
-        )
+        mask = noise.keep(self.part.dropout, self.part.seed, Stream.ATTENTION_DROPOUT, batches, heads, row + rows, key + keys)
         return mask.to(self.part.compute) / (1.0 - self.part.dropout)
 
     @cached_property
@@ -217,7 +215,7 @@ class Tile:
     ) -> None:
         """Adds the tile's share to the gradients.
 
-            p = exp(logit - lse),   dlogit = p * (dout . (v_j + value(n)) - delta),   delta = dout . out - dlse
+        p = exp(logit - lse),   dlogit = p * (dout . (v_j + value(n)) - delta),   delta = dout . out - dlse
         """
         tables, there, here = self.part.tables, *self.keys
         # Weights and gradients are written to the diagonals of rectangles right away, for the products with k, v and dout.

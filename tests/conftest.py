@@ -1,0 +1,41 @@
+"""Seeds, and memory that shows what was not written."""
+
+import os
+
+# Some virtual machines announce matrix units that end the program which uses them. oneDNN reads this at its first product.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+import lagwise  # noqa: E402
+
+
+# The suite runs one process per core.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Fills `torch.empty` and `new_empty` with NaN, so that a number that was never written shows."""
+
+    def fill(x):
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    empty, new_empty = torch.empty, torch.Tensor.new_empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **options: fill(empty(*sizes, **options)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *sizes, **options: fill(new_empty(self, *sizes, **options)))
+
+
+def pytest_generate_tests(metafunc):
+    """Runs a test that asks for `encoding_name` once for each encoding that there is."""
+    if "encoding_name" in metafunc.fixturenames:
+        metafunc.parametrize("encoding_name", list(lagwise.ENCODINGS))
+    if "relative_name" in metafunc.fixturenames:
+        names = [name for name, kind in lagwise.ENCODINGS.items() if not kind.absolute]
+        metafunc.parametrize("relative_name", names)

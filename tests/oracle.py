@@ -1,0 +1,254 @@
+"""The one comparison of the suite: an implementation against the dense specification in float64.
+
+The budget comes from the specification itself, run in the dtype of the test: twice its error, plus one rounding unit of the terms that
+are summed in each step. Where torch's own attention kernel is part of an implementation, twice the error that this kernel makes on the same tensors
+without any positions comes on top: its exponential is good to about 2^-20 in float32. Nothing here can be loosened by a test.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+import lagwise
+from lagwise import LagTable, Terms
+from lagwise.attention import terms_of
+from lagwise.impl import dense
+from lagwise.impl.lowering import token_positions
+
+# A result goes through one sum after the other: the logit, the normalisation, the product with v or dout, and its own.
+ROUNDINGS = 4
+
+Given = lagwise.Encoding | Terms | None
+
+
+def make_encoding(name: str, *, heads: int = 4, head_dim: int = 8, max_lag: int = 5, **options) -> lagwise.Encoding:
+    """Makes an encoding with small tables and with parameters that are far from neutral."""
+    if name == "t5":
+        options = {"buckets": 8, **options}
+    if name == "conv-spe":
+        options = {"kernel_size": 4, "realizations": 16, **options}
+    if name == "sine-spe":
+        options = {"sines": 3, "realizations": 16, **options}
+    encoding = lagwise.make(name, heads=heads, head_dim=head_dim, dim=heads * head_dim, max_lag=max_lag, **options)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return encoding.eval()
+
+
+def make_terms(*names: str, heads: int = 4, head_dim: int = 8, value_dim: int = 8, max_lag: int = 5) -> Terms:
+    """Makes random tables by the names of the support table's features."""
+    lags = 2 * max_lag + 1
+    widths = {"bias": (), "slopes": (), "gain": (1,), "channel gain": (head_dim,), "value": (value_dim,)}
+    tables = {}
+    for name in names:
+        if name == "transform":
+            continue
+        values = torch.randn(heads, lags, *widths.get(name, (head_dim,)))
+        slopes = (torch.rand(heads) / 4, -torch.rand(heads) / 4) if name == "slopes" else None
+        field = {"slopes": "bias", "channel gain": "gain"}.get(name, name)
+        tables[field] = LagTable(values, -max_lag, slopes)
+    transform = lagwise.Rotary(head_dim=head_dim).terms(0, 0, scale=1.0).transform if "transform" in names else None
+    return Terms(**tables, transform=transform)
+
+
+@dataclass
+class Results:
+    """Outputs and gradients by name; those of tables apart."""
+
+    tensors: dict[str, Tensor]
+    tables: dict[str, Tensor]
+
+
+def assert_within_budget(impl: str, q: Tensor, k: Tensor, v: Tensor, given: Given = None, **options) -> None:
+    """Compares output, log-sum-exp and all gradients of `attention(q, k, v, given, impl=impl, **options)` with the specification."""
+    lengths = options.pop("lengths", None)
+    seed = options.setdefault("seed", torch.tensor(7))
+    settings = {"causal": False, "window": None, "query_start": 0, "scale": q.shape[-1] ** -0.5, "dropout": 0.0, **options}
+    dout, dlse = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype), torch.randn(q.shape[:3])
+    dout, dlse = dout.to(q.device), dlse.to(q.device)
+
+    def call(dtype: torch.dtype, implementation: str) -> Results:
+        encoding = in_float64(given) if dtype == torch.float64 else given
+        tensors = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
+        terms = terms_of(encoding, *tensors[:2], **shared_settings(settings))
+        leaves = leaf_tables(terms)
+        out, lse = lagwise.attention(*tensors, leaves, **settings, lengths=lengths, return_lse=True, impl=implementation)
+        return gradients_of(out, lse, tensors, terms, leaves, encoding, dout, dlse)
+
+    reference, low = call(torch.float64, "dense"), call(q.dtype, "dense")
+    actual = call(q.dtype, impl)
+    key_mask = options.get("key_mask")
+    if lengths is not None:
+        within = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
+        key_mask = within if key_mask is None else key_mask & within
+    sizes = term_sizes(q, k, v, given, settings, key_mask, dout, dlse)
+    assert actual.tensors["out"].dtype == q.dtype and actual.tensors["out"].shape == dout.shape
+    kernel, precision = kernel_errors(q, k, v, dout) if impl == "split" else ({}, 0.0)
+    rounding = ROUNDINGS * sizes.logit * torch.finfo(q.dtype).eps
+    if q.dtype == torch.float64:
+        # The reference is then rounded as often as what is tested, and the low-precision run is the reference.
+        rounding *= 4
+    for name, exact in reference.tensors.items():
+        finite = exact[exact != -torch.inf]
+        unit = sizes.units.get(name, float(finite.abs().max()) if finite.numel() else 0.0) * rounding
+        compare(name, actual.tensors[name], exact, low.tensors[name], unit, kernel.get(name))
+    for name, exact in reference.tables.items():
+        compare_columns(name, actual.tables[name], exact, low.tables[name], sizes.summed[name], rounding + 2 * precision)
+    # What nobody sees has no gradient, exactly.
+    seen = sizes.visible.any(1).expand(q.shape[0], -1)
+    for name in ("k", "v"):
+        assert not actual.tensors[name].transpose(1, 2)[~seen].any(), f"{name} has a gradient where no query sees it"
+    asks = sizes.visible.any(2).expand(q.shape[0], -1)
+    assert not actual.tensors["q"].transpose(1, 2)[~asks].any(), "q has a gradient where it sees nothing"
+    assert not actual.tensors["out"].transpose(1, 2)[~asks].any(), "a row that sees nothing must be zero"
+    assert (actual.tensors["lse"].transpose(1, 2)[~asks] == -torch.inf).all(), "a row that sees nothing has lse -inf"
+
+
+def in_float64(given: Given) -> Given:
+    return None if given is None else deepcopy(given).to(torch.float64)
+
+
+def shared_settings(settings: dict) -> dict:
+    return {name: settings[name] for name in ("causal", "window", "query_start", "scale", "seed")}
+
+
+def leaf_tables(terms: Terms) -> Terms:
+    """Cuts all tables and slopes off from what they were made of and lets them require gradients."""
+
+    def leaf(table: LagTable) -> LagTable:
+        slopes = table.slopes and tuple(slope.detach().requires_grad_() for slope in table.slopes)
+        return LagTable(table.values.detach().requires_grad_(), table.first, slopes)
+
+    return replace(terms, **{name: leaf(table) for name, table in terms.tables().items()})
+
+
+def pieces_of(terms: Terms) -> dict[str, Tensor]:
+    """Returns all tables and slopes by name."""
+    pieces = {name: table.values for name, table in terms.tables().items()}
+    for name, table in terms.tables().items():
+        if table.slopes is not None:
+            pieces |= {f"{name} past slope": table.slopes[0], f"{name} future slope": table.slopes[1]}
+    return pieces
+
+
+def gradients_of(out, lse, tensors, terms: Terms, leaves: Terms, encoding: Given, dout: Tensor, dlse: Tensor) -> Results:
+    """Returns outputs and gradients: those of q, k, v and of the tables, then those of the parameters behind the tables."""
+    module = isinstance(encoding, torch.nn.Module)
+    parameters = {f"parameter {name}": x for name, x in encoding.named_parameters()} if module else {}
+    pieces = pieces_of(leaves)
+    named = {**dict(zip("qkv", tensors, strict=True)), **pieces, **parameters}
+    # A row without keys has a log-sum-exp that nothing depends on.
+    finite = torch.where(lse == -torch.inf, torch.zeros_like(dlse), dlse)
+
+    def gradients(outputs, wanted: dict[str, Tensor], incoming) -> dict[str, Tensor]:
+        found = torch.autograd.grad(outputs, list(wanted.values()), incoming, allow_unused=True, retain_graph=True)
+        return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(wanted.items(), found, strict=True)}
+
+    found = gradients([out, lse], named, [dout.to(out.dtype), finite.to(lse.dtype)])
+    behind = {name: x for name, x in pieces_of(terms).items() if x.requires_grad}
+    if behind and parameters:
+        through = gradients(list(behind.values()), parameters, [found[name] for name in behind])
+        found |= {name: found[name] + through[name] for name in parameters}
+    assert all(torch.isfinite(g).all() for g in found.values()), "a gradient is not finite"
+    tables = {name: found.pop(name) for name in leaves.tables()}
+    return Results({"out": out.detach(), "lse": lse.detach(), **found}, tables)
+
+
+@dataclass
+class Sizes:
+    """How large the terms are that a result sums up: the largest one, or for tables the root of the sum of their squares.
+
+    `logit` is the largest logit, at least one: rounding it changes a weight, and all that is summed with it, by that many units.
+    """
+
+    logit: float
+    units: dict[str, float]
+    summed: dict[str, Tensor]
+    visible: Tensor
+
+
+def term_sizes(q, k, v, given: Given, settings: dict, key_mask: Tensor | None, dout: Tensor, dlse: Tensor) -> Sizes:
+    """Computes the sizes in float64 from the logits' gradients.
+
+    The sum of squares of a table's gradient is itself a gradient: that of the logits of squared operands, with the squares of the
+    logits' gradients coming in.
+    """
+    q, k, v, dout, dlse = (x.detach().double() for x in (q, k, v, dout, dlse))
+    terms = leaf_tables(terms_of(in_float64(given), q, k, **shared_settings(settings)))
+    cu_seqlens, start = settings.get("cu_seqlens"), settings["query_start"]
+    lags, visible = dense.geometry(q, k, settings["causal"], settings["window"], start, key_mask, cu_seqlens)
+    position = token_positions(q, k, start, cu_seqlens)
+    logit = dense.logits(q, k, terms, lags, settings["scale"], position).detach().masked_fill(~visible[:, None], -torch.inf)
+    finite = logit[logit != -torch.inf].abs()
+    largest = max(1.0, float(finite.max()) if finite.numel() else 0.0)
+    units = {"out": float(v.abs().max()), "lse": 1.0}
+    weights = torch.softmax(logit, -1).nan_to_num() / (1 - settings["dropout"])
+    dweights = dout @ dense.per_query_head(v, q.shape[1]).mT
+    if terms.value is not None:
+        value = terms.value.at(lags).transpose(0, 1)
+        units["out"] += float(terms.value.values.detach().abs().max())
+        dweights = dweights + (dout[:, :, :, None] * value.detach()).sum(-1)
+    # The gradient of a logit is a difference, whose parts are rounded: their sizes count, not its own.
+    delta = (weights * dweights).sum(-1, keepdim=True)
+    dlogit = weights * (dweights.abs() + delta.abs() + dlse[..., None].abs())
+    summed = {}
+    content = (q, k) if terms.transform is None else terms.transform(q, k, *position)
+    ready = (content[0].detach() ** 2, content[1].detach() ** 2)
+    tables = {name: replace(table, slopes=None) for name, table in terms.tables().items()}
+    without = replace(Terms(**tables), transform=None if terms.transform is None else lambda *_: ready)
+    leaves = {name: table.values for name, table in tables.items() if name != "value"}
+    if leaves:
+        scores = dense.logits(q**2, k**2, without, lags, settings["scale"] ** 2, position)
+        squares = torch.autograd.grad(scores, list(leaves.values()), dlogit**2)
+        summed = {name: square.sqrt() for name, square in zip(leaves, squares, strict=True)}
+    if terms.value is not None:
+        out = ((weights**2)[..., None] * value).sum(-2)
+        (square,) = torch.autograd.grad(out, [terms.value.values], dout**2)
+        summed["value"] = square.sqrt()
+    return Sizes(largest, units, summed, visible)
+
+
+def kernel_errors(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[dict[str, Tensor], float]:
+    """Returns the errors that torch's attention kernel makes on these tensors without positions, and the largest relative one."""
+    width, heads = max(q.shape[3], v.shape[3]), q.shape[1]
+    k, v = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k, v))
+    padded = [torch.nn.functional.pad(x, (0, width - x.shape[3])) for x in (q, k, v, dout)]
+    scale = q.shape[3] ** -0.5
+
+    def run(dtype: torch.dtype) -> list[Tensor]:
+        tensors = [x.detach().to(dtype).requires_grad_() for x in padded[:3]]
+        if dtype == torch.float64:
+            out = torch.softmax(scale * tensors[0] @ tensors[1].mT, dim=-1) @ tensors[2]
+        else:
+            out = torch.nn.functional.scaled_dot_product_attention(*tensors, scale=scale)
+        return [out, *torch.autograd.grad(out, tensors, padded[3].to(dtype))]
+
+    exact, found = run(torch.float64), run(q.dtype)
+    errors = {name: (b.double() - a).detach().abs() for name, a, b in zip(("out", "q", "k", "v"), exact, found, strict=True)}
+    return errors, max(float(error.max() / a.detach().abs().max()) for error, a in zip(errors.values(), exact, strict=True))
+
+
+def compare(name: str, actual: Tensor, exact: Tensor, low: Tensor, unit: float, kernel: Tensor | None) -> None:
+    """Requires the largest and the mean error to be at most twice those of the low-precision run, plus a rounding unit."""
+    infinite = exact == -torch.inf
+    assert (actual[infinite] == -torch.inf).all() and torch.isfinite(actual[~infinite]).all(), f"{name} is not finite"
+    error, allowed = ((x.double() - exact)[~infinite].abs() for x in (actual, low))
+    if not error.numel():
+        return
+    for kind, reduce in (("largest", torch.max), ("mean", torch.mean)):
+        most = 2 * float(reduce(allowed)) + unit + (0.0 if kernel is None else 2 * float(reduce(kernel)))
+        assert float(reduce(error)) <= most, f"{kind} error of {name} is {float(reduce(error)):.3g}, allowed {most:.3g}"
+
+
+def compare_columns(name: str, actual: Tensor, exact: Tensor, low: Tensor, summed: Tensor, unit: float) -> None:
+    """Compares a table's gradient, each number by the size of the terms in it, so that tails do not hide near columns."""
+    empty = summed == 0
+    assert not actual[empty].any(), f"{name} has a gradient at a lag that is never reached"
+    if empty.all():
+        return
+    error, allowed = (((x.double() - exact).abs() / summed)[~empty].max() for x in (actual, low))
+    most = 2 * float(allowed) + unit
+    assert float(error) <= most, f"error of the {name} table, relative to its terms, is {float(error):.3g}, allowed {most:.3g}"
