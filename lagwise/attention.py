@@ -17,8 +17,10 @@ from lagwise.terms import Terms
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-# The far field pays once the keys outnumber the band's lags by this factor; `lagwise bench attention` measures it.
-SPLIT_PAYS_FROM = 6
+# Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
+# the keys outnumber the tables' lags by a factor, which a GPU's launches raise.
+DENSE_PAIRS = 128 * 128
+SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 6}
 
 
 class Choice(NamedTuple):
@@ -172,6 +174,10 @@ def choose(
         if reason is not None:
             raise ValueError(f"impl={impl!r} cannot do this: {reason}. impl='auto' takes one that can")
         return Choice(impl, "it was named")
+    vectors = asked & {"query", "key", "value", "channel gain"}
+    # Half-precision inputs are left to those who sum in float32.
+    if q.shape[2] * k.shape[2] <= DENSE_PAIRS and not vectors and asked & {"float32", "float64"}:
+        return Choice("dense", f"{q.shape[2]} queries and {k.shape[2]} keys are few pairs, and the tables are scalars")
     reason = support.refusal("split", asked)
     if reason is not None:
         return Choice("blockwise", f"split cannot do this: {reason}")
@@ -180,10 +186,10 @@ def choose(
     band = near_band(terms)
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    width = band[1] - band[0] + 1
-    if k.shape[2] < SPLIT_PAYS_FROM * width:
-        return Choice("blockwise", f"{k.shape[2]} keys are fewer than {SPLIT_PAYS_FROM} times the {width} lags of the tables")
-    return Choice("split", f"{k.shape[2]} keys are at least {SPLIT_PAYS_FROM} times the {width} lags of the tables")
+    needed = SPLIT_PAYS_FROM.get(q.device.type, SPLIT_PAYS_FROM["cuda"]) * (band[1] - band[0] + 1)
+    if k.shape[2] < needed:
+        return Choice("blockwise", f"{k.shape[2]} keys are fewer than {needed}, from which on the far field of these tables pays")
+    return Choice("split", f"{k.shape[2]} keys are at least {needed}, from which on the far field of these tables pays")
 
 
 def features(

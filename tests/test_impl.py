@@ -220,10 +220,12 @@ def test_memory_grows_with_the_length_and_not_with_its_square(impl):
 
 def test_auto_says_what_it_takes_and_why():
     q, k, v = tensors(batch=1, queries=1000)
-    assert lagwise.which_impl(q, k, v, make_encoding("t5")) == (
-        "split",
-        "1000 keys are at least 6 times the 9 lags of the tables",
-    )
+    why = "1000 keys are at least 9, from which on the far field of these tables pays"
+    assert lagwise.which_impl(q, k, v, make_encoding("t5")) == ("split", why)
+    few = [x[:, :, :100] for x in (q, k, v)]
+    assert lagwise.which_impl(*few, make_encoding("t5")).impl == "dense"
+    assert lagwise.which_impl(*few, make_encoding("shaw")).impl == "split"
+    assert lagwise.which_impl(*(x.bfloat16() for x in few), make_encoding("t5")).impl == "split"
     assert lagwise.which_impl(q, k, v).impl == "split"
     assert lagwise.which_impl(q, k, v, make_encoding("kerple")).impl == "blockwise"
     assert "sloped" in lagwise.which_impl(q, k, v, make_encoding("alibi")).why

@@ -149,13 +149,13 @@ class AT5(Encoding):
         if self.max_lag is not None:
             # Lags that the call cannot reach, or that share the last value, need no column.
             first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
-        sides = [torch.arange(first, min(last, 0) + 1), torch.arange(max(first, 1), last + 1)]
-        # A side without lags (a call that looks one way only) has no columns; its direction is then not evaluated.
-        columns = [self._side(direction, lags, seed) for direction, lags in enumerate(sides) if len(lags)]
+        sides = (range(first, min(last, 0) + 1), range(max(first, 1), last + 1))
+        # A call that looks one way only has no lags on the other side, whose MLP is then not evaluated.
+        columns = [self._side(number, lags, seed) for number, lags in enumerate(sides) if len(lags)]
         return Terms(bias=LagTable(torch.cat(columns, dim=1), first))
 
-    def _side(self, direction: int, lags: Int[Tensor, " lags"], seed: Tensor | None) -> Float[Tensor, "heads lags"]:
-        lags = lags.to(self.slope.device)
+    def _side(self, direction: int, side: range, seed: Tensor | None) -> Float[Tensor, "heads lags"]:
+        lags = torch.arange(side.start, side.stop, device=self.slope.device)
         # On |n| alone the exponent is never positive, so that no slope and no lag overflows.
         exponent = torch.relu(self.slope[direction])[:, None] * (lags.abs().to(self.slope.dtype) / self.reach)
         return self.readout(-torch.expm1(-exponent), direction, lags, seed)

@@ -15,7 +15,9 @@ TILE_NUMBERS = {"cpu": 2**19, "cuda": 2**27}
 
 def blocks(part: Part) -> list[slice]:
     """Cuts the queries of a part into blocks."""
-    rows, block = part.q.shape[2], TILE_QUERIES[_kind(part)]
+    rows = part.q.shape[2]
+    # The rectangle of a tile is wider than its lags by the queries of a block, so that short sequences want small blocks.
+    block = min(TILE_QUERIES[_kind(part)], max(16, rows // 4))
     return [slice(start, min(start + block, rows)) for start in range(0, rows, block)]
 
 

@@ -1,0 +1,48 @@
+"""What people run without us: plain attention, a dense bias, and the eager code of old BERTs."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lagwise.encodings import T5, Encoding, HuangM4
+from lagwise.encodings.buckets import t5_bucket
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Attention without positions on torch's fastest kernel: the ceiling."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def dense_bias(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Tensor:
+    """A bias [1, heads, queries, keys] given to torch's attention, made as Hugging Face's T5 makes it."""
+    time, device = q.shape[2], q.device
+    lags = torch.arange(time)[None, :] - torch.arange(time)[:, None]
+    bucket = t5_bucket(lags, encoding.weight.shape[1], 128, encoding.causal).to(device)
+    bias = F.embedding(bucket, encoding.weight.T).permute(2, 0, 1)[None]
+    if causal:
+        bias = bias.masked_fill((lags > 0).to(device), -math.inf)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+
+
+def eager_m4(q: Tensor, k: Tensor, v: Tensor, encoding: HuangM4, *, causal: bool) -> Tensor:
+    """Method 4 with a vector for each pair of positions written out, as BERT of transformers 4 computes it."""
+    positions = torch.arange(q.shape[2], device=q.device)
+    lags = positions[None, :] - positions[:, None]
+    end = encoding.max_lag
+    vectors = encoding.weight[0][lags.clamp(-end, end) + end].to(q.dtype)
+    logits = q @ k.mT + torch.einsum("bhld,lrd->bhlr", q, vectors) + torch.einsum("bhrd,lrd->bhlr", k, vectors)
+    logits = logits / math.sqrt(q.shape[3])
+    if causal:
+        logits = logits.masked_fill(lags > 0, -math.inf)
+    return torch.softmax(logits, dim=-1) @ v
+
+
+def baselines_of(encoding: Encoding, time: int) -> dict[str, object]:
+    """Returns the baselines that compute the same as an encoding, by name, as far as they fit into memory at this length."""
+    if isinstance(encoding, T5):
+        return {"dense bias": dense_bias} if time <= 16384 else {}
+    if isinstance(encoding, HuangM4):
+        return {"eager M4": eager_m4} if time <= 2048 else {}
+    return {}
