@@ -1,5 +1,6 @@
 """The command line: `lagwise`, or `python -m lagwise`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside what people run without us.")
 app.add_typer(bench_app, name="bench")
-console = Console()
+# A table that is piped to a file keeps its columns.
+console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 @app.command()

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lagwise.encodings import T5, Encoding, HuangM4
-from lagwise.encodings.buckets import t5_bucket
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
@@ -16,13 +15,14 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 
 
 def dense_bias(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Tensor:
-    """A bias [1, heads, queries, keys] given to torch's attention, made as Hugging Face's T5 makes it."""
-    time, device = q.shape[2], q.device
-    lags = torch.arange(time)[None, :] - torch.arange(time)[:, None]
-    bucket = t5_bucket(lags, encoding.weight.shape[1], 128, encoding.causal).to(device)
-    bias = F.embedding(bucket, encoding.weight.T).permute(2, 0, 1)[None]
+    """The bias of T5 as a tensor [1, heads, queries, keys] for torch's attention, gathered from a table of the lag."""
+    positions = torch.arange(q.shape[2], device=q.device)
+    lags = positions[None, :] - positions[:, None]
+    table = encoding.terms(-q.shape[2], 0 if causal else q.shape[2], scale=1.0).bias
+    assert table is not None
+    bias = table.at(lags)[None]
     if causal:
-        bias = bias.masked_fill((lags > 0).to(device), -math.inf)
+        bias = bias.masked_fill(lags > 0, -math.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
 
 

@@ -8,6 +8,9 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
+# The fewest rows and keys of a piece that cuDNN is given.
+CUDNN_LEAST = 64
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -39,15 +42,18 @@ def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
         yield Piece(slice(full, queries), slice(0, keys), causal=False)
 
 
-def backend(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Names the kernel that serves a device and a type: "cpu-flash", "cudnn", "flash", or None."""
-    if device.type == "cpu":
+def backend(q: Tensor, k: Tensor) -> str:
+    """Names the kernel for a piece: "cpu-flash", and on a GPU "cudnn" or "flash".
+
+    cuDNN is the faster one from Hopper on. It repeats its gradients only up to rounding, and the program ends in it where a piece has
+    very few rows or keys, so that these and deterministic runs go to flash.
+    """
+    if q.device.type == "cpu":
         return "cpu-flash"
-    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
-        return None
     if torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.is_available():
         return "flash"
-    return "cudnn" if torch.cuda.get_device_capability(device)[0] >= 9 else "flash"
+    large = min(q.shape[2], k.shape[2]) >= CUDNN_LEAST
+    return "cudnn" if large and torch.cuda.get_device_capability(q.device)[0] >= 9 else "flash"
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -57,15 +63,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     """
     width = v.shape[3]
     q, k, v = padded(q, k, v)
-    match backend(q.device, q.dtype):
+    match backend(q, k):
         case "cpu-flash":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         case "cudnn":
             out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-        case "flash":
+        case _:
             out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-        case None:
-            raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
     return out[..., :width], lse.reshape(q.shape[:3])
 
 
@@ -91,7 +95,7 @@ def attend_backward(
     lse = lse.contiguous()
     none = torch.zeros((), dtype=torch.int64, device=q.device)
     shape = (None, None, q.shape[2], k.shape[2])
-    match backend(q.device, q.dtype):
+    match backend(q, k):
         case "cpu-flash":
             dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout, q, k, v, out, lse, 0.0, causal, scale=scale
@@ -100,12 +104,10 @@ def attend_backward(
             dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
                 dout, q, k, v, out, lse[..., None], none, none, None, *shape, 0.0, causal, scale=scale
             )
-        case "flash":
+        case _:
             dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
                 dout, q, k, v, out, lse, *shape, 0.0, causal, none, none, scale=scale
             )
-        case None:
-            raise RuntimeError(f"no plain attention kernel with a log-sum-exp for {q.device.type} and {q.dtype}")
     dk, dv = (x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
 

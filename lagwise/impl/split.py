@@ -97,12 +97,12 @@ def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
         return (1, 0), [Side(part.tables, part.query_start + part.last, mirrored=False)]
     low, high = band
     # A causal call sees only part of a tail that starts in the past; its band goes on to the last lag instead.
-    future = part.last + 1 if call.causal else max(high, low + 1)
+    high = part.last if call.causal else high
     sides = [
-        Side(part.tables, part.query_start + min(low, part.last), mirrored=False),
-        Side(part.tables, keys - queries - part.query_start - future, mirrored=True),
+        Side(part.tables, part.query_start + min(low - 1, part.last), mirrored=False),
+        Side(part.tables, keys - queries - part.query_start - (high + 1), mirrored=True),
     ]
-    return (low + 1, min(future - 1, part.last)), sides[: far_sides(call)]
+    return (low, min(high, part.last)), sides[: far_sides(call)]
 
 
 def forward(call: Lowered) -> list[Tensor]:
