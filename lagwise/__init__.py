@@ -1,9 +1,31 @@
 """Relative positions for attention: every encoding as functions of the lag, one exact attention call."""
 
+from lagwise import nn
 from lagwise.attention import attention, which_impl
 from lagwise.encodings import (
-    AT5, ENCODINGS, T5, XL, ALiBi, AT5Free, ConvSPE, Encoding, HuangM1, HuangM2, HuangM3, HuangM4, Kerple, Learned, NoEncoding,
-    Rotary, Sandwich, Shaw, SineSPE, Sinusoidal, T5Free, XPos, make,
+    AT5,
+    ENCODINGS,
+    T5,
+    XL,
+    ALiBi,
+    AT5Free,
+    ConvSPE,
+    Encoding,
+    HuangM1,
+    HuangM2,
+    HuangM3,
+    HuangM4,
+    Kerple,
+    Learned,
+    NoEncoding,
+    Rotary,
+    Sandwich,
+    Shaw,
+    SineSPE,
+    Sinusoidal,
+    T5Free,
+    XPos,
+    make,
 )  # fmt: skip
 from lagwise.lags import LagTable
 from lagwise.terms import Terms, Transform
@@ -13,5 +35,5 @@ __version__ = "0.1.0"
 __all__ = [
     "AT5", "ENCODINGS", "T5", "XL", "ALiBi", "AT5Free", "ConvSPE", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
     "Kerple", "LagTable", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5Free", "Terms",
-    "Transform", "XPos", "attention", "make", "which_impl",
+    "Transform", "XPos", "attention", "make", "nn", "which_impl",
 ]  # fmt: skip

@@ -314,22 +314,20 @@ def require_tensor(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.
 
 
 def require_range(name: str, x: Tensor, low: int, high: int) -> None:
-    """Checks the values of a tensor: on the CPU at once, on a GPU without waiting, by a device assertion."""
-    inside = ((x >= low) & (x <= high)).all()
-    message = f"{name} must be between {low} and {high}"
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
-        torch._assert_async(inside, message)
-    elif not inside:
-        raise ValueError(f"{message}, but is {x.tolist()}")
+    require(((x >= low) & (x <= high)).all(), f"{name} must be between {low} and {high}", x)
 
 
 def require_ends(cu_seqlens: Tensor, keys: int) -> None:
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == keys) & (cu_seqlens.diff() >= 0).all()
-    message = f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}"
-    if torch.compiler.is_compiling() or cu_seqlens.device.type != "cpu":
-        torch._assert_async(right, message)
-    elif not right:
-        raise ValueError(f"{message}, but is {cu_seqlens.tolist()}")
+    require(right, f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}", cu_seqlens)
+
+
+def require(condition: Tensor, message: str, x: Tensor) -> None:
+    """Raises unless a condition on the values of x holds: on the CPU at once, on a GPU without waiting, by a device assertion."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        torch.ops.aten._assert_async.msg(condition, message)
+    elif not condition:
+        raise ValueError(f"{message}, but is {x.tolist()}")
 
 
 def check_terms(terms: Terms, q: Tensor, v: Tensor) -> None:

@@ -56,9 +56,9 @@ def bench_attention(
 ) -> None:
     """Compare attention with encodings to attention without.
 
-    For each case, plain attention, ours, and where there is one the code that people use today run in turns on the same
-    tensors. The ratio is time by plain attention's time in the same turn: 1.0 would be positions for free. Training is forward and
-    backward with the gradient of the learned tables.
+    For each case, plain attention, ours, and where there is one the code that people use today run in turns on the
+    same tensors. The ratio is time by plain attention's time in the same turn: 1.0 would be positions for free.
+    Training is forward and backward with the gradient of the learned tables.
     """
     import dataclasses
 

@@ -61,7 +61,7 @@ class LagTable:
         """Whether the function has the same value at every lag, by its shape alone."""
         return self.values.shape[1] == 1 and self.slopes is None
 
-    def at(self, lags: Int[Tensor, "*shape"]) -> Float[Tensor, "heads *shape_channels"]:
+    def at(self, lags: Int[Tensor, "*shape"]) -> Float[Tensor, "heads ..."]:
         """Evaluates the function at any lags; the result is [heads, *lags.shape, *channels]."""
         columns = (lags - self.first).clamp(0, self.values.shape[1] - 1)
         # An embedding, because its gradient, unlike that of an index, is summed in the same order each time.
@@ -126,7 +126,7 @@ class LagTable:
             slopes = (a.slopes[0] + b.slopes[0], a.slopes[1] + b.slopes[1])
         elif a.slopes is not None or b.slopes is not None:
             heads = torch.zeros_like(a.values[:, 0] + b.values[:, 0])
-            past, future = a.slopes or b.slopes or ()
+            past, future = a.slopes if a.slopes is not None else b.slopes  # pyright: ignore[reportGeneralTypeIssues]
             slopes = (past + heads, future + heads)
         return LagTable(a.values + b.values, a.first, slopes)
 

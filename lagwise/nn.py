@@ -153,26 +153,25 @@ class RelativeAttention(nn.Module):
             seed = noise.draw_seed(self.training, x.device)
         q = self._split(self.q(x), self.heads)
         start = 0 if cache is None or context is not None else cache.length
-        filled = context is not None and cache is not None and cache.length > 0
-        if filled:
-            assert cache is not None and cache.v is not None
-            keys = cache.length
-            k = v = None
-        else:
-            source = x if context is None else context
-            k, v = self._split(self.k(source), self.kv_heads), self._split(self.v(source), self.kv_heads)
-            keys = start + k.shape[2]
+        # The keys and values of a context are computed once.
+        known = context is not None and cache is not None and cache.length > 0
+        k, v = (None, None) if known else self._keys_and_values(x if context is None else context)
+        keys = cache.length if cache is not None and k is None else start + (x if context is None else context).shape[1]
         if terms is None:
             first, last = reachable_lags(x.shape[1], keys, query_start=start, causal=self.causal, window=self.window)
             terms = Terms() if self.encoding is None else self.encoding.terms(first, last, scale=self.scale, seed=seed)
         if cache is not None:
             q, k, v, terms = self._through_cache(q, k, v, terms, cache, start)
+        assert k is not None and v is not None
         out = attention(
             q, k, v, terms, causal=self.causal, window=self.window, query_start=start, scale=self.scale,
             lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens,
             dropout=self.dropout if self.training else 0.0, seed=seed, impl=self.impl,
         )  # fmt: skip
         return self.out(out.transpose(1, 2).flatten(2))
+
+    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._split(self.k(x), self.kv_heads), self._split(self.v(x), self.kv_heads)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
@@ -338,6 +337,10 @@ class Stack(nn.Module):
         )
         self.norm = nn.LayerNorm(dim) if norm == "pre" else nn.Identity()
 
+    @property
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
     def _run(
         self,
         x: Tensor,
@@ -353,12 +356,12 @@ class Stack(nn.Module):
             positions = positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
         x = self.encoding.embed(x, positions)
         seed = noise.draw_seed(self.training, x.device)
-        attends = self.layers[0].attention
+        attends = self._layers[0].attention
         first, last = reachable_lags(x.shape[1], start + x.shape[1], query_start=start, causal=self.causal, window=attends.window)
         shared = None
         if not isinstance(self.encoding, NoEncoding):
             shared = self.encoding.terms(first, last, scale=attends.scale, seed=seed)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self._layers):
             x = layer(
                 x, terms=shared, cu_seqlens=cu_seqlens,
                 cache=None if caches is None else caches[number],

@@ -1,9 +1,9 @@
 """Counter-based randomness: each number is a function of a seed and of where it is used.
 
-The same seed and counters give the same number in every implementation and on every device, and nothing is stored between
-the forward and the backward pass. Codes of encodings count absolute positions, so that chunks and offsets see the same
-ones; dropout of attention weights counts the rows and keys of a call. The generator is SplitMix64 (Steele, Lea, Flood 2014), with one
-stream per prefix of the counters:
+The same seed and counters give the same number in every implementation and on every device, and nothing is stored
+between the forward and the backward pass. Codes of encodings count absolute positions, so that chunks and offsets see
+the same ones; dropout of attention weights counts the rows and keys of a call. The generator is SplitMix64 (Steele,
+Lea, Flood 2014), with one stream per prefix of the counters:
 
     state(seed, c1, ..., cm) = mix(state(seed, c1, ..., c(m-1)) + GOLDEN * cm)         state(seed) = mix(seed)
 """

@@ -5,11 +5,10 @@ import os
 # Some virtual machines announce matrix units that end the program which uses them. oneDNN reads this at its first product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-import lagwise  # noqa: E402
-
+import lagwise
 
 # The suite runs one process per core.
 torch.set_num_threads(1)

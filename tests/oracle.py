@@ -1,8 +1,9 @@
 """The one comparison of the suite: an implementation against the dense specification in float64.
 
-The budget comes from the specification itself, run in the dtype of the test: twice its error, plus one rounding unit of the terms that
-are summed in each step. Where torch's own attention kernel is part of an implementation, twice the error that this kernel makes on the same tensors
-without any positions comes on top: its exponential is good to about 2^-20 in float32. Nothing here can be loosened by a test.
+The budget comes from the specification itself, run in the dtype of the test: twice its error, plus one rounding unit
+of the terms that are summed in each step. Where torch's own attention kernel is part of an implementation, twice the
+error that this kernel makes on the same tensors without any positions comes on top: its exponential is good to about
+2^-20 in float32. Nothing here can be loosened by a test.
 """
 
 from copy import deepcopy
@@ -63,9 +64,9 @@ class Results:
 
 
 def assert_within_budget(impl: str, q: Tensor, k: Tensor, v: Tensor, given: Given = None, **options) -> None:
-    """Compares output, log-sum-exp and all gradients of `attention(q, k, v, given, impl=impl, **options)` with the specification."""
+    """Compares output, log-sum-exp and all gradients of `attention(..., impl=impl, **options)` with the specification."""
     lengths = options.pop("lengths", None)
-    seed = options.setdefault("seed", torch.tensor(7))
+    options.setdefault("seed", torch.tensor(7))
     settings = {"causal": False, "window": None, "query_start": 0, "scale": q.shape[-1] ** -0.5, "dropout": 0.0, **options}
     dout, dlse = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype), torch.randn(q.shape[:3])
     dout, dlse = dout.to(q.device), dlse.to(q.device)

@@ -574,7 +574,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "one object for each layer": (
         lambda: Encoder(DIM, layers=2, heads=4, encoding=make_encoding("t5"), per_layer=True),
-        "per_layer needs the name of an encoding, or pass a list with one encoding for each layer",
+        "per_layer needs the name of an encoding ... a list with one encoding for each layer",
     ),
     "encoding of a layer with other heads": (
         lambda: Encoder(DIM, layers=2, heads=4, encoding=make_encoding("t5", heads=2))(zeros(2, 6, DIM)),

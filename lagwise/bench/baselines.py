@@ -1,6 +1,7 @@
 """What people run without us: plain attention, a dense bias, and the eager code of old BERTs."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ def eager_m4(q: Tensor, k: Tensor, v: Tensor, encoding: HuangM4, *, causal: bool
     return torch.softmax(logits, dim=-1) @ v
 
 
-def baselines_of(encoding: Encoding, time: int) -> dict[str, object]:
+def baselines_of(encoding: Encoding, time: int) -> dict[str, Callable[..., Tensor]]:
     """Returns the baselines that compute the same as an encoding, by name, as far as they fit into memory at this length."""
     if isinstance(encoding, T5):
         return {"dense bias": dense_bias} if time <= 16384 else {}

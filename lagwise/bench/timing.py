@@ -1,10 +1,12 @@
 """Times and peak memory of functions that are measured in turns, so that a busy machine disturbs all of them alike."""
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -78,11 +80,15 @@ def peak_memory(function: Callable[[], object], device: torch.device) -> int:
         function()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    # Without this the profiler tells of its start and stop on the screen.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     now = most = 0
-    for event in profile.profiler.kineto_results.events():
+    # What the profiler knows of an event is not in its type.
+    events: list[Any] = profile.profiler.kineto_results.events()
+    for event in events:
         if event.name() == "[memory]":
             now += event.nbytes()
             most = max(most, now)

@@ -41,8 +41,8 @@ SHARED_OPTIONS = ("heads", "head_dim", "dim", "max_lag")
 def make(name: str, **options: Any) -> Encoding:
     """Makes an encoding by name.
 
-    `heads`, `head_dim`, `dim` and `max_lag` are accepted for every encoding, so that one loop can make them all; an encoding takes
-    those that it knows. Any other option must be one of the encoding's own.
+    `heads`, `head_dim`, `dim` and `max_lag` are accepted for every encoding, so that one loop can make them all; an
+    encoding takes those that it knows. Any other option must be one of the encoding's own.
 
     >>> make("at5", heads=12, head_dim=64, max_lag=512).slope.shape
     torch.Size([2, 12])

@@ -98,8 +98,8 @@ class AT5(Encoding):
         logit(i, j) += g(f(j - i))                                      an MLP 1 -> a -> b -> 1 per head and direction
         g(x)         = w3 . act(W2 dropout(act(w1 x + c1)) + c2) + c3
 
-    Wu, Zhang, Mao, Chen (2021), as released; lag 0 belongs to the past. The dropout is drawn once per lag, where the release draws
-    it per pair of positions and so loses the Toeplitz form.
+    Wu, Zhang, Mao, Chen (2021), as released; lag 0 belongs to the past. The dropout is drawn once per lag, where the
+    release draws it per pair of positions and so loses the Toeplitz form.
 
     Args:
         heads: Number of query heads.
@@ -304,7 +304,9 @@ class Kerple(Encoding):
 class Sandwich(Encoding):
     """Adds the products of sinusoidal position vectors, less their largest value, with a fixed weight per head.
 
-        logit(i, j) += (sum_c cos((j - i) / 10000^(2c / head_dim)) - head_dim / 2) / (8 (h + 1) / heads)      c = 1 .. head_dim / 2
+        logit(i, j) += (sum_c cos((j - i) / 10000^(2c / head_dim)) - head_dim / 2) / (8 (h + 1) / heads)
+
+    with c = 1 .. head_dim / 2 and heads h counted from 0.
 
     Chi, Fan, Rudnicky, Ramadge (2023). Nothing is learned.
 

@@ -91,7 +91,7 @@ def attend(
     logit: Tensor, v: Tensor, terms: Terms, lags: Tensor, visible: Tensor, dropout: float, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp for given logits."""
-    batch, heads, queries, keys = logit.shape
+    heads = logit.shape[1]
     logit = logit.masked_fill(~visible[:, None], -torch.inf)
     lse = torch.logsumexp(logit, dim=-1)
     empty = ~visible.any(-1, keepdim=True)[:, None]

@@ -45,8 +45,8 @@ def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
 def backend(q: Tensor, k: Tensor) -> str:
     """Names the kernel for a piece: "cpu-flash", and on a GPU "cudnn" or "flash".
 
-    cuDNN is the faster one from Hopper on. It repeats its gradients only up to rounding, and the program ends in it where a piece has
-    very few rows or keys, so that these and deterministic runs go to flash.
+    cuDNN is the faster one from Hopper on. It repeats its gradients only up to rounding, and the program ends in it
+    where a piece has very few rows or keys, so that these and deterministic runs go to flash.
     """
     if q.device.type == "cpu":
         return "cpu-flash"

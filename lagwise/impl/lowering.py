@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,7 +119,7 @@ class Part:
 def tables_of(call: Lowered) -> Terms:
     """Returns the tables of a call as terms without a transform."""
     slopes = None if call.slopes is None else (call.slopes[0], call.slopes[1])
-    tables = {
+    tables: dict[str, Any] = {
         name: LagTable(values, first, slopes if name == "bias" else None)
         for name, first in zip(TABLES, call.firsts, strict=True)
         if (values := getattr(call, name)) is not None
@@ -152,7 +153,7 @@ def parts_of(call: Lowered) -> Iterator[tuple[slice, slice, Part]]:
 
     if call.cu_seqlens is not None:
         ends = call.cu_seqlens.tolist()
-        for start, stop in zip(ends[:-1], ends[1:], strict=True):
+        for start, stop in pairwise(ends):
             if stop > start:
                 yield everything, slice(start, stop), part(everything, slice(start, stop), 0)
     elif call.starts is not None:
@@ -181,7 +182,7 @@ class Gradients:
             return torch.zeros(x.shape, dtype=compute, device=x.device)
 
         q, k = like(call.q), like(call.k)
-        tables = {name: table.zeros(compute) for name, table in tables_of(call).tables().items()}
+        tables: dict[str, Any] = {name: table.zeros(compute) for name, table in tables_of(call).tables().items()}
         return cls(
             q, k, like(call.v),
             q if call.raw_q is None else like(call.raw_q), k if call.raw_k is None else like(call.raw_k),

@@ -1,6 +1,7 @@
 """Attention of a clipped encoding as a near band and two far fields.
 
-Beyond its last column each table is constant, so that a side with tail (bias b, gain g, query a, key c, value u) is plain attention with
+Beyond its last column each table is constant, so that a side with tail (bias b, gain g, query a, key c, value u) is
+plain attention with
 
     q_eff = g * q + c,     log-sum-exp shifted by scale q . a + b,     output shifted by u
 
@@ -17,7 +18,6 @@ from lagwise.impl import far, sweep
 from lagwise.impl.lowering import Gradients, Lowered, Part, parts_of, tables_of
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
-
 
 # The widest band whose logits are kept for the backward pass.
 KEPT_LAGS = 1024

@@ -61,8 +61,8 @@ def table() -> str:
     lines = [
         "# What runs where",
         "",
-        "Made from `lagwise/impl/support.py` by `python -m lagwise.impl.support > docs/support.md`; the test suite runs every row.",
-        '`impl="auto"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` with the reason.',
+        "Made from `lagwise/impl/support.py`; the test suite runs every row and says how to make this page anew.",
+        '`impl="auto"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` and says why.',
         "",
         "| a call with | " + " | ".join(f"`{impl}`" for impl in IMPLEMENTATIONS) + " |",
         "| --- |" + " --- |" * len(IMPLEMENTATIONS),
@@ -74,7 +74,3 @@ def table() -> str:
     for impl in IMPLEMENTATIONS:
         lines += [f"- `{impl}`, {' with '.join(sorted(features))}: {reason}." for features, reason in REFUSALS[impl]]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())

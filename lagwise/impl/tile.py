@@ -23,13 +23,12 @@ from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
 
-
 # Lags at a time in products of keys with a table.
 KEY_STEP = 64
 
 
 def diagonals(rectangle: Tensor, lags: int) -> Tensor:
-    """Views a contiguous [..., queries, queries + lags - 1] as [..., queries, lags]: entry (a, n) is the rectangle's (a, a + n)."""
+    """Views a contiguous rectangle [..., queries, keys] as [..., queries, lags]: entry (a, n) is the rectangle's (a, a + n)."""
     width = rectangle.shape[-1]
     shape = (*rectangle.shape[:-1], lags)
     return rectangle.as_strided(shape, (*rectangle.stride()[:-2], width + 1, 1))
@@ -140,42 +139,46 @@ class Tile:
         return self.of_keys(self.part.v)
 
     @cached_property
-    def gain(self) -> Tensor | None:
-        return None if self.part.tables.gain is None else self.window(self.part.tables.gain)
+    def gains(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gain as one of three: the same over the whole tile, varying scalars, or varying vectors."""
+        if self.part.tables.gain is None:
+            return None, None, None
+        gain = self.window(self.part.tables.gain)
+        if gain.shape[1] == 1:
+            return gain, None, None
+        return (None, gain, None) if gain.shape[2] == 1 else (None, None, gain)
 
     @cached_property
     def content_q(self) -> Tensor:
-        """The scaled queries, times the gain where that is one number or vector for the whole tile."""
-        return self.scaled_q * self.gain if self.gain is not None and self.gain.shape[1] == 1 else self.scaled_q
-
-    @cached_property
-    def gain_per_channel(self) -> bool:
-        return self.gain is not None and self.gain.shape[1] > 1 and self.gain.shape[2] > 1
+        """The scaled queries, times a gain that is the same over the whole tile."""
+        constant, _, _ = self.gains
+        return self.scaled_q if constant is None else self.scaled_q * constant
 
     def product(self) -> Tensor:
         """Returns the scaled content product, [batch, heads, queries, lags], which the caller may write over.
 
-        A gain that is one for the whole tile is in it, and so is one per channel; a varying scalar gain is not.
+        A gain is in it, unless it is varying scalars.
         """
-        if self.gain_per_channel:
-            rows = [self._gained_keys(a) @ self.scaled_q[:, :, a, :, None] for a in range(self.queries)]
+        _, _, vectors = self.gains
+        if vectors is not None:
+            rows = [self._gained_keys(a, vectors) @ self.scaled_q[:, :, a, :, None] for a in range(self.queries)]
             return torch.cat(rows, dim=-1).mT
         return diagonals(grouped_product(self.content_q, self.k), self.lags)
 
     @cached_property
     def content(self) -> Tensor:
-        """The product, kept for the gradient of a gain that varies over the tile."""
+        """The product, kept for the gradient of a gain of varying scalars."""
         return self.product()
 
-    def _gained_keys(self, a: int) -> Tensor:
+    def _gained_keys(self, a: int, gain: Tensor) -> Tensor:
         """Returns the keys that query a sees times the gain at their lags, [batch, heads, lags, channels]."""
-        return per_query_head(self.k[:, :, a : a + self.lags], self.part.q.shape[1]) * self.gain
+        return per_query_head(self.k[:, :, a : a + self.lags], self.part.q.shape[1]) * gain
 
     def logits(self, scratch: "Scratch") -> Tensor:
         """Returns the logits, [batch, heads, queries, lags], minus infinity where nothing may be seen."""
         tables = self.part.tables
-        varies = self.gain is not None and self.gain.shape[1] > 1 and not self.gain_per_channel
-        logits = self.content * self.gain.mT if varies else self.product()
+        _, scalars, _ = self.gains
+        logits = self.product() if scalars is None else self.content * scalars.mT
         if tables.query is not None:
             logits += self.scaled_raw_q @ self.window(tables.query).mT
         if tables.key is not None:
@@ -243,8 +246,9 @@ class Tile:
             self._add(scratch, "query", over_batch(columns.mT @ self.scaled_raw_q))
         if tables.key is not None:
             self._key_backward(dlogits, gradients, scratch)
-        if self.gain_per_channel:
-            self._channel_backward(dlogits, gradients, scratch)
+        _, _, vectors = self.gains
+        if vectors is not None:
+            self._channel_backward(dlogits, vectors, gradients, scratch)
         else:
             self._content_backward(drectangle, gradients, scratch)
 
@@ -259,27 +263,28 @@ class Tile:
 
     def _content_backward(self, rectangle: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
         there, here = self.keys
-        if self.gain is not None and self.gain.shape[1] > 1:
+        constant, scalars, _ = self.gains
+        if scalars is not None:
             dlogits = diagonals(rectangle, self.lags)
             self._add(scratch, "gain", (dlogits * self.content).sum((0, 2))[..., None])
-            dlogits *= self.gain.mT
+            dlogits *= scalars.mT
         dq = self.part.scale * grouped_sum(rectangle, self.k)
         gradients.k[:, :, there] += grouped_transpose(rectangle, self.content_q, self.k.shape[1])[:, :, here]
-        if self.gain is not None and self.gain.shape[1] == 1:
+        if constant is not None:
             dgain = (dq * self.of_queries(self.part.q)).sum((0, 2))[:, None]
-            self._add(scratch, "gain", dgain if self.gain.shape[2] > 1 else dgain.sum(-1, keepdim=True))
-            dq = dq * self.gain
+            self._add(scratch, "gain", dgain if constant.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+            dq = dq * constant
         gradients.q[:, :, self.rows] += dq
 
-    def _channel_backward(self, dlogits: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
+    def _channel_backward(self, dlogits: Tensor, gain: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
         there, here = self.keys
         dk = torch.zeros_like(self.k)
-        dgain = dlogits.new_zeros(self.part.q.shape[1], *self.gain.shape[1:])  # pyright: ignore[reportOptionalMemberAccess]
+        dgain = dlogits.new_zeros(self.part.q.shape[1], *gain.shape[1:])
         for a in range(self.queries):
             dlogit, seen = dlogits[:, :, a, :, None], slice(a, a + self.lags)
-            gradients.q[:, :, self.row + a] += self.part.scale * (dlogit * self._gained_keys(a)).sum(2)
+            gradients.q[:, :, self.row + a] += self.part.scale * (dlogit * self._gained_keys(a, gain)).sum(2)
             outer = dlogit * self.scaled_q[:, :, a, None]
-            dk[:, :, seen] += per_key_head(outer * self.gain, self.k.shape[1])
+            dk[:, :, seen] += per_key_head(outer * gain, self.k.shape[1])
             dgain += over_batch(outer * per_query_head(self.k[:, :, seen], outer.shape[1]))
         gradients.k[:, :, there] += dk[:, :, here]
         self._add(scratch, "gain", dgain)

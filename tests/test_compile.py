@@ -1,0 +1,73 @@
+"""The registered operators: they pass torch's own check, and `torch.compile` goes through them without a recompile per length."""
+
+import pytest
+import torch
+from oracle import make_encoding, make_terms
+
+import lagwise
+from lagwise.impl.lowering import lower
+
+pytestmark = [
+    # Inductor's own imports warn on some Python versions.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def call_of(time=20):
+    terms = make_terms("bias", "gain", "query", "key", "value", heads=2, head_dim=4, value_dim=4, max_lag=2)
+    q, k, v = (torch.randn(1, 2, time, 4).requires_grad_() for _ in range(3))
+    return lower(
+        q, k, v, terms, scale=0.5, causal=False, window=None, query_start=0, key_mask=None, cu_seqlens=None,
+        dropout=0.0, seed=None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["blockwise", "split"])
+def test_operators_pass_the_operator_check(name):
+    torch.library.opcheck(getattr(torch.ops.lagwise, name).default, tuple(call_of()))
+
+
+@pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])
+@pytest.mark.parametrize("name", ["t5", "at5", "huang4", "kerple", "rotary", "sine-spe"])
+def test_compiled_attention_is_attention(impl, name):
+    torch._dynamo.reset()
+    encoding = make_encoding(name)
+    seed = torch.tensor(3)
+
+    def function(q, k, v):
+        return lagwise.attention(q, k, v, encoding, causal=True, seed=seed, impl=impl)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for time in (40, 41):
+        q, k, v = (torch.randn(2, 4, time, 8).requires_grad_() for _ in range(3))
+        wanted = [q, k, v, *encoding.parameters()]
+        expected, actual = function(q, k, v), compiled(q, k, v)
+        torch.testing.assert_close(actual, expected)
+        for a, b in zip(
+            torch.autograd.grad(actual.square().sum(), wanted, allow_unused=True),
+            torch.autograd.grad(expected.square().sum(), wanted, allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5", "huang4", "kerple"])
+@pytest.mark.parametrize("impl", ["blockwise", "split"])
+def test_lengths_do_not_recompile(name, impl):
+    torch._dynamo.reset()
+    encoding = make_encoding(name)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda q: lagwise.attention(q, q, q, encoding, impl=impl), fullgraph=True, backend=counter)
+    for time in (100, 120, 140, 160, 180):
+        compiled(torch.randn(1, 4, time, 8))
+    # Once for the first length, once for all others.
+    assert counter.frame_count <= 2
+
+
+def test_a_compiled_encoder_trains():
+    torch._dynamo.reset()
+    encoder = lagwise.nn.Encoder(16, layers=1, heads=2, encoding="at5", attention_dropout=0.1)
+    compiled = torch.compile(encoder, backend="aot_eager")
+    compiled(torch.randn(2, 200, 16)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())

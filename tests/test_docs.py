@@ -1,0 +1,71 @@
+"""The documents: examples run, pages exist and tell the options, links lead somewhere."""
+
+import contextlib
+import inspect
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import lagwise
+from lagwise.encodings import options_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+SECTIONS = ["Formula", "Paper", "Where its table ends", "Cost", "Options", "Example"]
+
+PUBLIC = {
+    "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
+    "Kerple", "LagTable", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5",
+    "T5Free", "Terms", "Transform", "XL", "XPos", "attention", "make", "nn", "which_impl",
+}  # fmt: skip
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run_as_they_stand(page):
+    torch.manual_seed(0)
+    for example in examples(page):
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(example, str(page), "exec"), {"__name__": "example"})
+
+
+def test_the_readme_has_examples():
+    assert len(examples(ROOT / "README.md")) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{target} in {page.name}"
+
+
+def test_every_encoding_has_a_page_with_its_options(encoding_name):
+    page = (ROOT / "docs" / "encodings" / f"{encoding_name}.md").read_text()
+    for section in SECTIONS:
+        assert f"## {section}" in page
+    assert examples(ROOT / "docs" / "encodings" / f"{encoding_name}.md")
+    for option, default in options_of(encoding_name).items():
+        row = re.search(rf"^\| `{option}` \| (.*?) \|", page, flags=re.MULTILINE)
+        assert row, f"option {option} is missing"
+        if default is not inspect.Parameter.empty:
+            assert str(default).strip("'") in row.group(1).replace('"', "").replace("'", "").replace("`", ""), option
+
+
+def test_every_page_is_of_an_encoding():
+    assert {page.stem for page in (ROOT / "docs" / "encodings").glob("*.md")} == set(lagwise.ENCODINGS)
+
+
+def test_public_names_are_those_listed_here():
+    assert set(lagwise.__all__) == PUBLIC
+
+
+def test_every_public_function_and_class_says_what_it_does():
+    for name in PUBLIC - {"ENCODINGS", "Transform"}:
+        assert inspect.getdoc(getattr(lagwise, name)), name

@@ -1,0 +1,145 @@
+"""What holds for every encoding, by being in `ENCODINGS`."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from oracle import make_encoding
+
+import lagwise
+from lagwise.encodings import SHARED_OPTIONS, options_of
+
+
+def terms_of(encoding, first=-30, last=30):
+    return encoding.terms(first, last, scale=0.35, seed=torch.tensor(3))
+
+
+def test_every_encoding_is_made_in_one_loop(encoding_name):
+    encoding = lagwise.make(encoding_name, heads=4, head_dim=8, dim=32, max_lag=20)
+    assert type(encoding) is lagwise.ENCODINGS[encoding_name]
+
+
+def test_every_encoding_is_public(encoding_name):
+    kind = lagwise.ENCODINGS[encoding_name]
+    assert getattr(lagwise, kind.__name__) is kind
+
+
+def test_options_are_keywords_with_one_meaning(encoding_name):
+    known = {
+        *SHARED_OPTIONS, "causal", "buckets", "per_head", "reach", "realizations", "sines", "kernel_size", "gated",
+        "widths", "slopes", "activation", "dropout", "std", "kind", "values", "base", "interleaved", "unit", "length",
+    }  # fmt: skip
+    assert options_of(encoding_name).keys() <= known
+    kinds = {p.kind for p in inspect.signature(lagwise.ENCODINGS[encoding_name]).parameters.values()}
+    assert inspect.Parameter.POSITIONAL_OR_KEYWORD not in kinds
+
+
+def test_tables_have_heads_and_cover_what_is_asked_or_have_constant_tails(relative_name):
+    encoding = make_encoding(relative_name)
+    for first, last in ((-30, 30), (-30, 0), (-3, 2), (0, 0), (7, 12), (-12, -7)):
+        if relative_name == "xpos" and last > 0:
+            continue
+        terms = terms_of(encoding, first, last)
+        for name, table in terms.tables().items():
+            assert table.heads in (1, 4), name
+            wide = terms_of(encoding, -60, 60).tables()[name] if relative_name not in ("alibi",) else table
+            lags = torch.arange(first, last + 1)
+            torch.testing.assert_close(table.at(lags), wide.at(lags), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_reach_every_parameter(relative_name):
+    encoding = make_encoding(relative_name).double()
+    q, k, v = (torch.randn(1, 4, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    lagwise.attention(q, k, v, encoding, seed=torch.tensor(1)).square().sum().backward()
+    for name, parameter in encoding.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_gradients_of_the_parameters_are_the_derivative(relative_name):
+    encoding = make_encoding(relative_name, heads=2, head_dim=2, max_lag=3).double()
+    parameters = dict(encoding.named_parameters())
+    if not parameters:
+        pytest.skip("nothing is learned")
+    q, k, v = (torch.randn(1, 2, 4, 2, dtype=torch.float64) for _ in range(3))
+
+    def function(*values):
+        changed = dict(zip(parameters, values, strict=True))
+        return torch.func.functional_call(Attend(encoding), {f"encoding.{n}": x for n, x in changed.items()}, (q, k, v))
+
+    torch.autograd.gradcheck(function, tuple(parameters.values()), atol=1e-4)
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, encoding):
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, q, k, v):
+        return lagwise.attention(q, k, v, self.encoding, impl="blockwise", seed=torch.tensor(1))
+
+
+def test_state_dicts_carry_everything_that_is_learned(encoding_name):
+    encoding = make_encoding(encoding_name)
+    fresh = make_encoding(encoding_name)
+    fresh.load_state_dict(encoding.state_dict())
+    for (name, a), (_, b) in zip(encoding.named_parameters(), fresh.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert encoding.state_dict().keys() == {name for name, _ in encoding.named_parameters()}
+
+
+def test_encodings_can_be_copied_and_pickled(encoding_name, tmp_path):
+    encoding = make_encoding(encoding_name)
+    copy.deepcopy(encoding)
+    torch.save(encoding, tmp_path / "encoding.pt")
+    torch.load(tmp_path / "encoding.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("name", ["huang1", "huang2", "huang3"])
+def test_gains_start_at_one(name):
+    """Near zero, all logits would vanish and attention would be uniform."""
+    gain = lagwise.make(name, heads=4, head_dim=8).terms(-9, 9, scale=1.0).gain.values
+    assert torch.equal(gain, torch.ones_like(gain))
+
+
+def test_dropout_of_at5_is_drawn_per_lag_from_the_seed():
+    encoding = make_encoding("at5", dropout=0.5).train()
+    one, again, other = (terms_of_seed(encoding, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    narrow = encoding.terms(-2, 2, scale=1.0, seed=torch.tensor(1)).bias
+    torch.testing.assert_close(narrow.values, one[:, 3:8])
+    assert torch.equal(terms_of_seed(encoding.eval(), 1), terms_of_seed(encoding, 2))
+
+
+def terms_of_seed(encoding, seed):
+    return encoding.terms(-5, 5, scale=1.0, seed=torch.tensor(seed)).bias.values
+
+
+def test_training_draws_fresh_codes_and_evaluation_keeps_them():
+    encoding = make_encoding("sine-spe")
+    q = torch.randn(1, 4, 9, 8)
+    assert torch.equal(lagwise.attention(q, q, q, encoding), lagwise.attention(q, q, q, encoding))
+    encoding.train()
+    torch.manual_seed(5)
+    one, other = lagwise.attention(q, q, q, encoding), lagwise.attention(q, q, q, encoding)
+    assert not torch.equal(one, other)
+    torch.manual_seed(5)
+    assert torch.equal(one, lagwise.attention(q, q, q, encoding))
+
+
+def test_an_encoding_is_tested_plotted_and_measured_by_one_file_and_one_entry():
+    """What CONTRIBUTING promises: a class with `terms`, an entry, and it runs everywhere."""
+
+    class Nearest(lagwise.Encoding):
+        def __init__(self, *, heads: int):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(heads))
+
+        def terms(self, first, last, *, scale, seed=None):
+            curve = self.weight[:, None] * torch.tensor([0.0, 1.0, 0.0])
+            return lagwise.Terms(bias=lagwise.LagTable(curve, -1))
+
+    q = torch.randn(1, 4, 200, 8)
+    outputs = [lagwise.attention(q, q, q, Nearest(heads=4), impl=impl) for impl in ("dense", "blockwise", "split")]
+    for out in outputs[1:]:
+        torch.testing.assert_close(out, outputs[0])

@@ -1,0 +1,93 @@
+"""The support table says the truth: every row runs within the budget or is refused with its reason."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from oracle import assert_within_budget, make_terms
+
+import lagwise
+from lagwise.impl import support
+
+TABLES = ("bias", "slopes", "gain", "channel gain", "query", "key", "value", "transform")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
+    """Returns the shape, the options and the tables of a call that asks for one feature."""
+    options = {
+        "causal": {"causal": True},
+        "window": {"window": (9, 4)},
+        "lengths": {"lengths": torch.tensor([20, 33])},
+        "key_mask": {"key_mask": torch.arange(33).expand(2, 33) % 3 > 0},
+        "cu_seqlens": {"cu_seqlens": torch.tensor([0, 10, 33])},
+        "query_start": {"query_start": 5},
+        "query_start per row": {"query_start": torch.tensor([5, 9])},
+        "dropout": {"dropout": 0.3},
+    }
+    shapes = {
+        "cu_seqlens": {"batch": 1},
+        "unequal lengths": {"queries": 20},
+        "grouped heads": {"kv_heads": 2},
+        "value width": {"value_dim": 12},
+    }
+    tables = (feature,) if feature in TABLES else ("bias",)
+    return shapes.get(feature, {}), options.get(feature, {}), tables
+
+
+@pytest.mark.parametrize("feature", list(support.FEATURES))
+@pytest.mark.parametrize("impl", support.IMPLEMENTATIONS)
+def test_every_row(impl, feature):
+    shape, options, tables = ask(feature)
+    check(impl, {feature}, shape, options, tables)
+
+
+@pytest.mark.parametrize(
+    ("impl", "features"),
+    [(impl, features) for impl in support.IMPLEMENTATIONS for features, _ in support.REFUSALS[impl] if "cuda" not in features],
+    ids=lambda x: x if isinstance(x, str) else "+".join(sorted(x)),
+)
+def test_every_refusal(impl, features):
+    shape, options, tables = {}, {}, ()
+    for feature in sorted(features):
+        more_shape, more_options, more_tables = ask(feature)
+        shape, options, tables = {**shape, **more_shape}, {**options, **more_options}, (*tables, *more_tables)
+    check(impl, set(features), shape, options, tuple(dict.fromkeys(tables)))
+
+
+def check(impl, features, shape, options, tables):
+    sizes = {"batch": 2, "queries": 33, "kv_heads": 4, "value_dim": 8, **shape}
+    dtype = next((getattr(torch, name) for name in DTYPES if name in features), torch.float32)
+    q = torch.randn(sizes["batch"], 4, sizes["queries"], 8).to(dtype)
+    k = torch.randn(sizes["batch"], sizes["kv_heads"], 33, 8).to(dtype)
+    v = torch.randn(sizes["batch"], sizes["kv_heads"], 33, sizes["value_dim"]).to(dtype)
+    terms = make_terms(*tables, value_dim=sizes["value_dim"])
+    reason = support.refusal(impl, features)
+    if "second derivative" in features:
+        check_second_derivative(impl, reason)
+    elif reason is None:
+        assert_within_budget(impl, q, k, v, terms, **options)
+    else:
+        with pytest.raises(ValueError, match=f"impl='{impl}' cannot do this: {reason[:20]}"):
+            lagwise.attention(q, k, v, terms, impl=impl, **options)
+
+
+def check_second_derivative(impl, reason):
+    q, k, v = (torch.randn(1, 1, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def twice():
+        out = lagwise.attention(q, k, v, impl=impl)
+        (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        return torch.autograd.grad(dq.square().sum(), k)
+
+    if reason is None:
+        torch.autograd.gradgradcheck(lambda q, k, v: lagwise.attention(q, k, v, impl=impl), (q, k, v))
+    else:
+        with pytest.raises(RuntimeError):
+            twice()
+
+
+def test_the_page_is_made_from_the_table():
+    page = Path(__file__).parent.parent / "docs" / "support.md"
+    made = 'python -c "from lagwise.impl import support; print(support.table())" > docs/support.md'
+    assert page.read_text() == support.table() + "\n", f"run: {made}"
