@@ -1,5 +1,6 @@
 """The public calls: check what is given, choose who computes it, call them."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ def attention(
     torch.Size([1, 8, 100, 64])
     """
     q, k, v = autocast(q, k, v)
-    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout)
+    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
     terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
     chosen = choose(
         q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
@@ -119,7 +120,7 @@ def which_impl(
     'split'
     """
     q, k, v = autocast(q, k, v)
-    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout)
+    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
     if seed is None:
         # The answer does not depend on it, and asking should not change the random numbers that follow.
         seed = noise.draw_seed(False, q.device)
@@ -225,29 +226,50 @@ def features(
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Casts as `scaled_dot_product_attention` does under autocast: everything but float64."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    """Casts as `scaled_dot_product_attention` does under autocast: all floating-point types but float64."""
+    if not isinstance(tensors[0], Tensor) or not torch.is_autocast_enabled(tensors[0].device.type):
         return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
 
 
 def check_call(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    window: tuple[int, int] | None, query_start: int | Tensor, scale: float | None, dropout: float,
+    window: tuple[int, int] | None, query_start: int | Tensor, scale: float | None, dropout: float, seed: Tensor | None,
 ) -> float:  # fmt: skip
     """Raises for arguments that do not fit together, and returns the scale."""
     check_shapes(q, k, v)
     check_masks(q, k, lengths, key_mask, cu_seqlens, window, query_start)
+    check_dropout(dropout)
+    if seed is not None:
+        if not isinstance(seed, Tensor):
+            raise ValueError(f"seed must be a tensor with one integer, torch.tensor(7), but is {seed!r}")
+        require_tensor("seed", seed, (), torch.int64, torch.int32)
+    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number or None, but is {scale!r}")
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def check_dropout(dropout: float) -> float:
+    """Returns a probability of dropping, which must leave something."""
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
-    return q.shape[-1] ** -0.5 if scale is None else scale
+    return dropout
+
+
+def check_window(window: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Returns a window, which must be two numbers of lags."""
+    pair = isinstance(window, tuple | list) and len(window) == 2
+    if window is not None and not (pair and all(isinstance(lags, int) and lags >= 0 for lags in window)):
+        raise ValueError(f"window must be (left, right), two numbers of lags of at least 0, but is {window}")
+    return window
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises for tensors that do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{name} must be a tensor [batch, heads, time, dim], but is {type(x).__name__}")
         if x.ndim != 4:
             raise ValueError(f"{name} must be [batch, heads, time, dim], but has shape {tuple(x.shape)}")
         if x.dtype not in DTYPES:
@@ -279,15 +301,18 @@ def check_masks(
         require_range("lengths", lengths, 0, keys)
     if key_mask is not None:
         require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
-    if window is not None and (len(window) != 2 or min(window) < 0):
-        raise ValueError(f"window must be (left, right), two numbers of lags of at least 0, but is {window}")
+    check_window(window)
     if isinstance(query_start, Tensor):
+        if query_start.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"query_start must be int64 or int32, but is {query_start.dtype}")
         if query_start.ndim > 1 or (query_start.ndim == 1 and query_start.shape[0] != batch):
             raise ValueError(
                 f"query_start must be a number, or a tensor with one or with {batch} (the batch), "
                 f"but has shape {tuple(query_start.shape)}"
             )
         require_range("query_start", query_start, 0, keys)
+    elif not isinstance(query_start, int | torch.SymInt):
+        raise ValueError(f"query_start must be a whole number or a tensor of them, but is {query_start!r}")
     if cu_seqlens is not None:
         if batch != 1 or q.shape[2] != keys:
             raise ValueError(
@@ -299,15 +324,12 @@ def check_masks(
                 raise ValueError(f"{name} cannot be combined with cu_seqlens: leave padding out of the packed sequences")
         if isinstance(query_start, Tensor) or query_start != 0:
             raise ValueError("query_start cannot be combined with cu_seqlens, where positions start with each sequence")
-        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                "cu_seqlens must be a tensor of integers, [sequences + 1], "
-                f"but is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
-            )
-        require_ends(cu_seqlens, keys)
+        check_ends(cu_seqlens, keys)
 
 
 def require_tensor(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} must be a tensor of shape {shape}, but is {x!r}")
     if tuple(x.shape) != shape or x.dtype not in dtypes:
         words = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(f"{name} must be {words} of shape {shape}, but is {x.dtype} of shape {tuple(x.shape)}")
@@ -317,7 +339,15 @@ def require_range(name: str, x: Tensor, low: int, high: int) -> None:
     require(((x >= low) & (x <= high)).all(), f"{name} must be between {low} and {high}", x)
 
 
-def require_ends(cu_seqlens: Tensor, keys: int) -> None:
+def check_ends(cu_seqlens: Tensor, keys: int) -> None:
+    """Raises for ends of packed sequences that do not fit the time axis."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise ValueError(f"cu_seqlens must be a tensor of integers, [sequences + 1], but is {cu_seqlens!r}")
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            "cu_seqlens must be a tensor of integers, [sequences + 1], "
+            f"but is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
+        )
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == keys) & (cu_seqlens.diff() >= 0).all()
     require(right, f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}", cu_seqlens)
 

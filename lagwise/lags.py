@@ -36,9 +36,16 @@ class LagTable:
             raise ValueError(f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(self.values.shape)}")
         if self.values.shape[1] == 0:
             raise ValueError("values must have at least one lag, but has none")
+        if not self.values.is_floating_point():
+            raise ValueError(f"values must be floating-point numbers, but are {self.values.dtype}")
         if self.slopes is not None:
             if self.values.ndim != 2:
-                raise ValueError("slopes need a table of scalars, values [heads, lags]: only `bias` may have them")
+                raise ValueError(
+                    "slopes need a table of scalars, values [heads, lags]: only `bias` may have them, "
+                    f"but values has shape {tuple(self.values.shape)}"
+                )
+            if len(self.slopes) != 2:
+                raise ValueError(f"slopes must be two, of the past and of the future, but are {len(self.slopes)}")
             for side, slope in zip(("past", "future"), self.slopes, strict=True):
                 if slope.shape != self.values.shape[:1]:
                     raise ValueError(
@@ -120,6 +127,7 @@ class LagTable:
         return LagTable(torch.zeros_like(self.values, dtype=dtype), self.first, slopes)
 
     def __add__(self, other: "LagTable") -> "LagTable":
+        self._require_fit(other, self.values.shape[2:] == other.values.shape[2:])
         a, b = self.spanning(other.first, other.last), other.spanning(self.first, self.last)
         slopes = None
         if a.slopes is not None and b.slopes is not None:
@@ -133,8 +141,19 @@ class LagTable:
     def __mul__(self, other: "LagTable") -> "LagTable":
         if self.slopes is not None or other.slopes is not None:
             raise ValueError("tables with slopes cannot be multiplied: their product is not linear beyond its ends")
+        one = 1 in (self.values.shape[-1], other.values.shape[-1])
+        self._require_fit(
+            other, self.values.ndim == other.values.ndim and (one or self.values.shape[2:] == other.values.shape[2:])
+        )
         a, b = self.spanning(other.first, other.last), other.spanning(self.first, self.last)
         return LagTable(a.values * b.values, a.first)
+
+    def _require_fit(self, other: "LagTable", channels: bool) -> None:
+        if not channels or (self.heads != other.heads and 1 not in (self.heads, other.heads)):
+            raise ValueError(
+                "tables that are joined must have the same heads, or one, and the same channels, "
+                f"but their values have shapes {tuple(self.values.shape)} and {tuple(other.values.shape)}"
+            )
 
     def _beyond(self, lags: Tensor) -> tuple[Tensor, Tensor]:
         """How far each lag lies before the first (negative) and after the last column (positive)."""

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.attention import attention
+from lagwise.attention import attention, check_dropout, check_ends, check_window
 from lagwise.encodings import ENCODINGS, Encoding, NoEncoding, make, options_of
 from lagwise.lags import reachable_lags
 from lagwise.noise import Stream
@@ -107,11 +107,11 @@ class RelativeAttention(nn.Module):
         impl: str = "auto",
     ):
         super().__init__()
-        self.heads, self.kv_heads = heads, kv_heads or heads
         self.head_dim = width_of_head(dim, heads, head_dim)
-        if heads % self.kv_heads:
+        self.dim, self.heads, self.kv_heads = dim, heads, heads if kv_heads is None else kv_heads
+        if self.kv_heads < 1 or heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, but heads={heads} and kv_heads={kv_heads}")
-        self.causal, self.window, self.dropout, self.impl = causal, window, dropout, impl
+        self.causal, self.window, self.dropout, self.impl = causal, check_window(window), check_dropout(dropout), impl
         self.scale = self.head_dim**-0.5 if scale is None else scale
         self.encoding = named(encoding, dim=dim, heads=heads, head_dim=self.head_dim, causal=causal)
         if self.encoding is not None and self.encoding.absolute:
@@ -149,6 +149,20 @@ class RelativeAttention(nn.Module):
             cu_seqlens: Ends of packed sequences.
             seed: Where random numbers start; drawn afresh in training unless given.
         """
+        for name, given in (("x", x), ("context", context)):
+            if given is not None and (given.ndim != 3 or given.shape[2] != self.dim):
+                raise ValueError(f"{name} must be [batch, time, {self.dim}], but has shape {tuple(given.shape)}")
+        if cache is not None and cu_seqlens is not None:
+            raise ValueError("cu_seqlens cannot be combined with a cache, which holds one sequence per row")
+        if (
+            cache is not None
+            and context is not None
+            and (self.encoding is not None or terms is not None or self.window or self.causal)
+        ):
+            raise ValueError(
+                "cache cannot be combined with a context in attention with positions (encoding, terms, causal or window): "
+                "it does not know where the queries of later calls stand"
+            )
         if seed is None:
             seed = noise.draw_seed(self.training, x.device)
         q = self._split(self.q(x), self.heads)
@@ -187,9 +201,10 @@ class RelativeAttention(nn.Module):
             transformed_k = k
             if terms.transform is not None:
                 key_positions = start + torch.arange(k.shape[2], device=k.device)
-                transformed_q, transformed_k = terms.transform(q, k, positions, key_positions)
-            # A transform with codes per query head leaves more key heads than value heads.
-            v = v.repeat_interleave(transformed_k.shape[1] // v.shape[1], dim=1)
+                transformed_q, transformed_k = terms.content(q, k, positions, key_positions)
+            # A transform with codes per query head leaves more key heads than value heads; raw keys have as many.
+            if not raw:
+                v = v.repeat_interleave(transformed_k.shape[1] // v.shape[1], dim=1)
             cache.append(transformed_k, v, k if raw else None)
         elif terms.transform is not None:
             transformed_q, _ = terms.transform(q, q, positions, positions)
@@ -215,6 +230,7 @@ class Layer(nn.Module):
         attention_dropout: Probability of dropping an attention weight, in training.
         encoding: The layer's own encoding, if it has one.
         causal: Let queries see no later token.
+        window: How many lags into the past and into the future a token may see; the context is seen as a whole.
         options: More options of `RelativeAttention`.
 
     >>> Layer(64, heads=4)(torch.randn(2, 10, 64)).shape
@@ -234,6 +250,7 @@ class Layer(nn.Module):
         attention_dropout: float = 0.0,
         encoding: Encoding | str | None = None,
         causal: bool = False,
+        window: tuple[int, int] | None = None,
         **options,
     ):
         super().__init__()
@@ -244,7 +261,7 @@ class Layer(nn.Module):
         hidden = 4 * dim if hidden is None else hidden
         self.norm = norm
         self.attention = RelativeAttention(
-            dim, heads=heads, encoding=encoding, causal=causal, dropout=attention_dropout, **options
+            dim, heads=heads, encoding=encoding, causal=causal, window=window, dropout=attention_dropout, **options
         )
         self.attention_norm = nn.LayerNorm(dim)
         self.cross = RelativeAttention(dim, heads=heads, dropout=attention_dropout, **options) if cross else None
@@ -269,6 +286,12 @@ class Layer(nn.Module):
         seed: Int[Tensor, ""] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Applies the layer; the arguments are those of `RelativeAttention`, with masks of their own for the context."""
+        # Before anything is added to a cache.
+        if (self.cross is None) != (context is None):
+            raise ValueError(
+                "context must be given to a layer with cross-attention, and to no other, but "
+                + ("is missing" if context is None else "this layer has no cross-attention")
+            )
         if seed is None:
             seed = noise.draw_seed(self.training, x.device)
 
@@ -278,8 +301,6 @@ class Layer(nn.Module):
             )
 
         x = self._part(x, self.attention_norm, attend)
-        if (self.cross is None) != (context is None):
-            raise ValueError("context must be given to a layer with cross-attention, and to no other")
         if self.cross is not None and self.cross_norm is not None:
             cross, across = self.cross, noise.bits(seed, Stream.LAYER)
 
@@ -316,7 +337,9 @@ class Stack(nn.Module):
         **options,
     ):
         super().__init__()
-        self.causal = causal
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, but is {layers}")
+        self.dim, self.causal = dim, causal
         width = width_of_head(dim, heads, head_dim)
         own: list[Encoding | None] = [None] * layers
         shared: Encoding | None = None
@@ -326,7 +349,10 @@ class Stack(nn.Module):
             own = list(encoding)
         elif per_layer:
             if not isinstance(encoding, str):
-                raise ValueError("per_layer needs the name of an encoding, or pass a list with one encoding for each layer")
+                raise ValueError(
+                    f"per_layer needs the name of an encoding, but encoding is {type(encoding).__name__}: "
+                    "or pass a list with one encoding for each layer"
+                )
             own = [named(encoding, dim=dim, heads=heads, head_dim=width, causal=causal) for _ in range(layers)]
         else:
             shared = named(encoding, dim=dim, heads=heads, head_dim=width, causal=causal)
@@ -350,9 +376,17 @@ class Stack(nn.Module):
         cross_caches: list[Cache] | None,
         **options,
     ) -> Tensor:
+        if x.ndim != 3 or x.shape[2] != self.dim:
+            raise ValueError(f"x must be [batch, time, {self.dim}], but has shape {tuple(x.shape)}")
+        if caches is not None and len(caches) != len(self.layers):
+            raise ValueError(
+                f"cache must come from this stack's new_cache(), for {len(self.layers)} layers, but has {len(caches)}"
+            )
         start = 0 if caches is None else caches[0].length
         positions = start + torch.arange(x.shape[1], device=x.device)
         if cu_seqlens is not None:
+            # Before positions are read from it.
+            check_ends(cu_seqlens, x.shape[1])
             positions = positions - cu_seqlens[torch.searchsorted(cu_seqlens, positions, right=True) - 1]
         x = self.encoding.embed(x, positions)
         seed = noise.draw_seed(self.training, x.device)
@@ -489,6 +523,8 @@ class Decoder(Stack):
 
 def named(encoding: Encoding | str | None, *, dim: int, heads: int, head_dim: int, causal: bool) -> Encoding | None:
     """Makes an encoding that is given by name; one that has a `causal` form takes it in a causal model."""
+    if encoding is not None and not isinstance(encoding, Encoding | str):
+        raise ValueError(f"encoding must be an Encoding, the name of one or None, but is {type(encoding).__name__}")
     if not isinstance(encoding, str):
         return encoding
     options = {"causal": True} if causal and encoding in ENCODINGS and "causal" in options_of(encoding) else {}
@@ -497,6 +533,9 @@ def named(encoding: Encoding | str | None, *, dim: int, heads: int, head_dim: in
 
 def width_of_head(dim: int, heads: int, head_dim: int | None) -> int:
     """Returns the width of a head, which must divide the width of the model unless it is given."""
+    for name, size in (("dim", dim), ("heads", heads), ("head_dim", head_dim)):
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, but is {size}")
     if head_dim is not None:
         return head_dim
     if dim % heads:

@@ -41,6 +41,8 @@ class Terms:
 
     def __post_init__(self):
         for name, table in self.tables().items():
+            if not isinstance(table, LagTable):
+                raise ValueError(f"{name} must be a LagTable or None, but is {type(table).__name__}")
             rank = 2 if name == "bias" else 3
             if table.values.ndim != rank:
                 shape = "[heads, lags]" if name == "bias" else "[heads, lags, channels]"
@@ -60,7 +62,22 @@ class Terms:
         """Returns the terms with all tables in another floating-point type."""
         return Terms(**{name: table.to(dtype) for name, table in self.tables().items()}, transform=self.transform)
 
+    def content(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the operands of the content product: q and k, through the transform if there is one."""
+        if self.transform is None:
+            return q, k
+        a, b = self.transform(q, k, q_positions, k_positions)
+        tokens = a.shape[:3] == q.shape[:3] and (b.shape[0], b.shape[2]) == (k.shape[0], k.shape[2])
+        if not tokens or a.shape[3] != b.shape[3] or q.shape[1] % b.shape[1]:
+            raise ValueError(
+                "transform must return q' with the batch, heads and time of q, and k' with those of k (or the heads of q), "
+                f"of one width, but from {tuple(q.shape)} and {tuple(k.shape)} it makes {tuple(a.shape)} and {tuple(b.shape)}"
+            )
+        return a, b
+
     def __add__(self, other: "Terms") -> "Terms":
+        if not isinstance(other, Terms):
+            return NotImplemented
         mine, theirs = self.tables(), other.tables()
         both = {
             name: mine[name] * theirs[name] if name == "gain" else mine[name] + theirs[name]

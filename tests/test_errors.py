@@ -14,7 +14,7 @@ from oracle import make_encoding, make_terms
 
 import lagwise
 from lagwise import AT5, LagTable, Terms
-from lagwise.nn import Decoder, Encoder, Layer, RelativeAttention
+from lagwise.nn import Cache, Decoder, Encoder, Layer, RelativeAttention
 
 BATCH, HEADS, TIME, WIDTH = 2, 4, 6, 8
 DIM = HEADS * WIDTH
@@ -278,6 +278,40 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         for name in ("t5", "t5-free", "at5", "at5-free")
         for option in ({}, {"window": (3, 1)})
     },
+    "q no tensor": (tensors(q=[1.0]), "q must be a tensor [batch, heads, time, dim], but is list"),
+    "window of one number": (tensors(window=3), "window must be (left, right), two numbers of lags of at least 0, but is 3"),
+    "window of fractions": (
+        tensors(window=(1.5, 2)),
+        "window must be (left, right), two numbers of lags of at least 0, but is (1.5, 2)",
+    ),
+    "query_start fraction": (tensors(query_start=1.5), "query_start must be a whole number or a tensor of them, but is 1.5"),
+    "query_start fractions": (
+        tensors(query_start=torch.tensor([0.5, 1.0])),
+        "query_start must be int64 or int32, but is torch.float32",
+    ),
+    "query_start bool": (
+        tensors(query_start=torch.tensor([True, False])),
+        "query_start must be int64 or int32, but is torch.bool",
+    ),
+    "lengths list": (tensors(lengths=[1, 2]), "lengths must be a tensor of shape (2,), but is [1, 2]"),
+    "key_mask list": (tensors(key_mask=[[True]]), "key_mask must be a tensor of shape (2, 6), but is [[True]]"),
+    "ends list": (tensors(1, cu_seqlens=[0, 6]), "cu_seqlens must be a tensor of integers, [sequences + 1], but is [0, 6]"),
+    "seed number": (tensors(dropout=0.5, seed=7), "seed must be a tensor with one integer, torch.tensor(7), but is 7"),
+    "seed of two": (
+        tensors(dropout=0.5, seed=torch.tensor([7, 8])),
+        "seed must be int64 or int32 of shape (), but is torch.int64 of shape (2,)",
+    ),
+    "seed fraction": (
+        tensors(dropout=0.5, seed=torch.tensor(7.5)),
+        "seed must be int64 or int32 of shape (), but is torch.float32 of shape ()",
+    ),
+    "scale nan": (tensors(scale=math.nan), "scale must be a finite number or None, but is nan"),
+    "scale word": (tensors(scale="1"), "scale must be a finite number or None, but is '1'"),
+    "impl None": (tensors(impl=None), "impl must be one of auto, dense, blockwise, split, but is None"),
+    "sum of other heads": (
+        tensors(encoding=make_encoding("t5") + make_encoding("kerple", heads=3)),
+        "tables that are joined must have the same heads, or one",
+    ),
 }
 
 
@@ -424,11 +458,11 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "max_lag inside the exact buckets": (
         lambda: lagwise.T5(heads=4, max_lag=8),
-        "max_lag must be larger than 8, the lags that have a bucket of their own with buckets=32, but is 8",
+        "max_lag must be larger than 8 ... bucket of their own with buckets=32, but is 8",
     ),
     "max_lag inside the exact buckets of the past": (
         lambda: lagwise.T5(heads=4, max_lag=-1, causal=True),
-        "max_lag must be larger than 16, the lags that have a bucket of their own with buckets=32, but is -1",
+        "max_lag must be larger than 16 ... bucket of their own with buckets=32, but is -1",
     ),
     **{
         f"negative max_lag of {name}": (
@@ -621,6 +655,95 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Encoder(DIM, layers=1, heads=4, attention_dropout=1.0)(zeros(2, 6, DIM)),
         "dropout must be at least 0 and less than 1, but is 1.0",
     ),
+    "slopes of three": (
+        lambda: LagTable(zeros(4, 3), 0, (zeros(4),) * 3),
+        "slopes must be two, of the past and of the future, but are 3",
+    ),
+    "table of integers": (
+        lambda: LagTable(zeros(4, 3, dtype=torch.int64), 0),
+        "values must be floating-point numbers, but are torch.int64",
+    ),
+    "tables of other heads": (lambda: table(4) + table(3), "but their values have shapes (4, 3) and (3, 3)"),
+    "tables of other channels": (lambda: table(4, 8) + table(4, 1), "but their values have shapes (4, 3, 8) and (4, 3, 1)"),
+    "product of other channels": (lambda: table(4, 8) * table(4, 5), "but their values have shapes (4, 3, 8) and (4, 3, 5)"),
+    "bias tensor": (lambda: Terms(bias=zeros(4, 3)), "bias must be a LagTable or None, but is Tensor"),
+    "no heads": (lambda: lagwise.T5(heads=0), "heads must be a whole number of at least 1, but is 0"),
+    "no alibi heads": (lambda: lagwise.ALiBi(heads=0), "heads must be a whole number of at least 1, but is 0"),
+    "no width": (lambda: lagwise.Rotary(head_dim=0), "head_dim must be a whole number of at least 1, but is 0"),
+    "base": (lambda: lagwise.Rotary(head_dim=8, base=0.0), "base must be a positive number, but is 0.0"),
+    "unit": (lambda: lagwise.XPos(head_dim=8, unit=0.0), "unit must be a positive number, but is 0.0"),
+    "length": (lambda: lagwise.Learned(dim=8, length=0), "length must be a whole number of at least 1, but is 0"),
+    "negative position": (
+        lambda: lagwise.Learned(dim=8).embed(zeros(1, 1, 8), torch.tensor([-1])),
+        "positions must not be negative, but reach -1",
+    ),
+    "realizations": (
+        lambda: lagwise.SineSPE(heads=2, head_dim=8, realizations=0),
+        "realizations must be a whole number of at least 1, but is 0",
+    ),
+    "sines": (lambda: lagwise.SineSPE(heads=2, head_dim=8, sines=0), "sines must be a whole number of at least 1, but is 0"),
+    "kernel_size": (
+        lambda: lagwise.ConvSPE(heads=2, head_dim=8, kernel_size=0),
+        "kernel_size must be a whole number of at least 1, but is 0",
+    ),
+    "widths": (lambda: AT5(heads=2, widths=(1, 2, 3)), "widths must be two numbers of at least 1, but is (1, 2, 3)"),
+    "std": (lambda: AT5(heads=2, std=0.0), "std must be a positive number, but is 0.0"),
+    "slopes": (
+        lambda: AT5(heads=2, slopes=(1, 2, 3)),
+        "slopes must be two finite numbers, the lower one first, but is (1, 2, 3)",
+    ),
+    "max_lag": (lambda: lagwise.T5Free(heads=2, max_lag=2.5), "max_lag must be at least 0, but is 2.5"),
+    "kv_heads": (
+        lambda: RelativeAttention(DIM, heads=4, kv_heads=0),
+        "heads must be a multiple of kv_heads, but heads=4 and kv_heads=0",
+    ),
+    "nn heads": (lambda: RelativeAttention(DIM, heads=0), "heads must be at least 1, but is 0"),
+    "layers": (lambda: Encoder(DIM, layers=0, heads=4), "layers must be at least 1, but is 0"),
+    "x width": (
+        lambda: Encoder(DIM, layers=1, heads=4)(zeros(2, 6, 31)),
+        "x must be [batch, time, 32], but has shape (2, 6, 31)",
+    ),
+    "x rank": (lambda: RelativeAttention(DIM, heads=4)(zeros(6, DIM)), "x must be [batch, time, 32], but has shape (6, 32)"),
+    "context width": (
+        lambda: RelativeAttention(DIM, heads=4)(zeros(2, 6, DIM), zeros(2, 6, 31)),
+        "context must be [batch, time, 32], but has shape (2, 6, 31)",
+    ),
+    "encoding": (
+        lambda: RelativeAttention(DIM, heads=4, encoding=3),
+        "encoding must be an Encoding, the name of one or None, but is int",
+    ),
+    "encoding terms": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding=Terms()),
+        "encoding must be an Encoding, the name of one or None, but is Terms",
+    ),
+    "attention_dropout": (
+        lambda: Encoder(DIM, layers=1, heads=4, attention_dropout=1.5),
+        "dropout must be at least 0 and less than 1, but is 1.5",
+    ),
+    "window": (
+        lambda: Encoder(DIM, layers=1, heads=4, window=3),
+        "window must be (left, right), two numbers of lags of at least 0, but is 3",
+    ),
+    "cache of another": (
+        lambda: Decoder(DIM, layers=2, heads=4)(zeros(2, 6, DIM), cache=Decoder(DIM, layers=1, heads=4).new_cache()),
+        "cache must come from this stack's new_cache(), for 2 layers, but has 1",
+    ),
+    "packed cache": (
+        lambda: RelativeAttention(DIM, heads=4)(zeros(1, 6, DIM), cache=Cache(), cu_seqlens=torch.tensor([0, 6])),
+        "cu_seqlens cannot be combined with a cache",
+    ),
+    "cross cache": (
+        lambda: RelativeAttention(DIM, heads=4, encoding="t5")(zeros(2, 6, DIM), zeros(2, 6, DIM), cache=Cache()),
+        "cache cannot be combined with a context in attention with positions",
+    ),
+    "packed learned": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding="learned")(zeros(1, 6, DIM), cu_seqlens=torch.tensor([3, 6])),
+        "cu_seqlens must start with 0",
+    ),
+    "packed list": (
+        lambda: Encoder(DIM, layers=1, heads=4)(zeros(1, 6, DIM), cu_seqlens=[0, 6]),
+        "cu_seqlens must be a tensor of integers, [sequences + 1], but is [0, 6]",
+    ),
 }
 
 
@@ -636,3 +759,23 @@ def test_an_encoding_is_not_called_like_a_layer(encoding_name):
     words = f"{type(encoding).__name__} is not called like a layer: pass it to lagwise.attention(q, k, v, encoding)"
     with pytest.raises(TypeError, match=words_of(words)):
         encoding(zeros(2, 6, DIM))
+
+
+@pytest.mark.parametrize("impl", ["auto", "dense"])
+def test_transforms_that_do_not_fit(impl):
+    with pytest.raises(ValueError, match=re.escape("SineSPE is made for heads=8 and head_dim=8, but q has 4 heads of width 8")):
+        lagwise.attention(**tensors(encoding=make_encoding("sine-spe", heads=8)), impl=impl)
+    terms = Terms(transform=lambda q, k, *_: (q[..., :3], k))
+    with pytest.raises(ValueError, match=re.escape("it makes (2, 4, 6, 3) and (2, 4, 6, 8)")):
+        lagwise.attention(**tensors(encoding=terms), impl=impl)
+
+
+def test_autocast_casts_no_integers():
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ValueError, match="q must be float64"):
+        lagwise.attention(**tensors(q=zeros(2, 4, 6, 8, dtype=torch.int64)))
+
+
+@pytest.mark.parametrize("left", [make_encoding("t5"), Terms()], ids=["encoding", "terms"])
+def test_sums_with_something_else(left):
+    with pytest.raises(TypeError, match="unsupported operand"):
+        left + "rotary"

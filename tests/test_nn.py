@@ -524,8 +524,7 @@ def test_layers_that_share_an_encoding_share_its_random_numbers(training):
     assert_different(own[1], own[0])
 
 
-# The registered operators read what they saved twice, which checkpointing refuses: "blockwise" belongs here once they do not.
-CHECKPOINTED = ["dense"]
+CHECKPOINTED = ["dense", "blockwise"]
 
 
 @pytest.mark.parametrize("impl", CHECKPOINTED)
@@ -594,3 +593,28 @@ def test_stacks_move_to_another_dtype(encoding_name, kind, dtype):
     exact = model.double()(x.double())
     assert exact.dtype == torch.float64
     assert float((out.double() - exact).detach().abs().max()) <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("names", ["sine-spe + shaw", "conv-spe + huang4", "sine-spe + xl"])
+def test_decoding_with_codes_beside_raw_keys_and_grouped_heads(names):
+    decoder, x = stack(Decoder, make(names), kv_heads=2), tokens()
+    for chunks in CHUNKS:
+        assert_same(in_chunks(decoder, x, chunks), decoder(x))
+
+
+def test_a_window_does_not_cut_the_context():
+    decoder, x, context = stack(Decoder, make("t5"), window=(2, 0), cross=True), tokens(), tokens(time=7)
+    assert_same(in_chunks(decoder, x, [4, 1, 6], context), decoder(x, context))
+    # Every token sees all of the context.
+    for t in range(7):
+        changed = context.clone()
+        changed[:, t] += 1.0
+        assert ((decoder(x, changed) - decoder(x, context)).abs().amax(-1) > 1e-9).all()
+
+
+def test_a_refused_call_leaves_the_cache_alone():
+    decoder = stack(Decoder, make("t5"), cross=True)
+    cache = decoder.new_cache()
+    with pytest.raises(ValueError, match="context must be given"):
+        decoder(tokens(), cache=cache)
+    assert cache.length == 0

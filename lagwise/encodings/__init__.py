@@ -48,12 +48,12 @@ def make(name: str, **options: Any) -> Encoding:
     torch.Size([2, 12])
     """
     if name not in ENCODINGS:
-        raise ValueError(f"unknown encoding {name!r}{nearest(name, ENCODINGS)}. There are: {', '.join(ENCODINGS)}")
+        raise ValueError(f"unknown encoding {name!r}{nearest(name, ENCODINGS)} There are: {', '.join(ENCODINGS)}")
     known = options_of(name)
     for option in options:
         if option not in known and option not in SHARED_OPTIONS:
             raise ValueError(
-                f"unknown option {option!r} for encoding {name!r}{nearest(option, known)}. "
+                f"unknown option {option!r} for encoding {name!r}{nearest(option, known)} "
                 f"It has: {', '.join(known) or 'no options'}"
             )
     missing = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in options]
@@ -74,8 +74,8 @@ def options_of(name: str) -> dict[str, Any]:
 
 def nearest(word: str, known: Any) -> str:
     """Returns a question that offers the known word nearest to an unknown one, or nothing."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f": did you mean {found[0]!r}?" if found else ""
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.4)
+    return f": did you mean {found[0]!r}?" if found else "."
 
 
 __all__ = [

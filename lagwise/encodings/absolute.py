@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lagwise.encodings.base import Absolute, Encoding
+from lagwise.encodings.base import Absolute, Encoding, require_sizes
 from lagwise.terms import Terms
 
 
@@ -63,13 +63,18 @@ class Learned(Absolute):
 
     def __init__(self, *, dim: int, length: int = 512):
         super().__init__()
+        require_sizes(dim=dim, length=length)
         self.weight = nn.Parameter(torch.empty(length, dim).normal_(std=0.02))
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         length, dim = self.weight.shape
         if x.shape[-1] != dim:
             raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
+        if positions.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"positions must be int64 or int32, but are {positions.dtype}")
         largest = largest_position(positions)
+        if largest is not None and positions.min() < 0:
+            raise ValueError(f"positions must not be negative, but reach {int(positions.min())}")
         if largest is not None and largest >= length:
             raise ValueError(
                 f"positions reach {largest}, but the learned table ends at {length - 1}: make the encoding with "
@@ -92,6 +97,7 @@ def largest_position(positions: Tensor) -> int | None:
 
 def require_even(name: str, size: int) -> int:
     """Returns a size that must be even, because sines and cosines come in pairs."""
+    require_sizes(**{name: size})
     if size % 2:
         raise ValueError(f"{name} must be even, since sines and cosines come in pairs, but is {size}")
     return size

@@ -37,7 +37,7 @@ class Encoding(nn.Module, ABC):
         return x
 
     def __add__(self, other: "Encoding") -> "Sum":
-        return Sum(self, other)
+        return Sum(self, other) if isinstance(other, Encoding) else NotImplemented
 
     # nn.Module's own annotation makes every call Any; the forward pass of an encoding is not defined on purpose.
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,9 +71,16 @@ class Sum(Encoding):
         return self.right.embed(self.left.embed(x, positions), positions)
 
 
+def require_sizes(**sizes: int) -> None:
+    """Raises for a size that is no whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, but is {size!r}")
+
+
 def require_lag(max_lag: int) -> int:
     """Returns the lag at which a table ends, which must not be negative."""
-    if max_lag < 0:
+    if not isinstance(max_lag, int) or max_lag < 0:
         raise ValueError(f"max_lag must be at least 0, but is {max_lag}")
     return max_lag
 

@@ -49,6 +49,6 @@ def check_buckets(buckets: int, max_lag: int, causal: bool) -> None:
     exact = buckets // directions // 2
     if max_lag <= exact:
         raise ValueError(
-            f"max_lag must be larger than {exact}, the number of lags that have a bucket of their own with buckets={buckets}, "
+            f"max_lag must be larger than {exact}, the lags that have a bucket of their own with buckets={buckets}, "
             f"but is {max_lag}"
         )

@@ -31,6 +31,7 @@ class Rotary(Encoding):
 
     def __init__(self, *, head_dim: int, base: float = 10000.0, interleaved: bool = True):
         super().__init__()
+        require_positive(base=base)
         self.head_dim, self.base, self.interleaved = require_even("head_dim", head_dim), base, interleaved
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -62,6 +63,7 @@ class XPos(Encoding):
 
     def __init__(self, *, head_dim: int, base: float = 10000.0, unit: float = 512.0):
         super().__init__()
+        require_positive(base=base, unit=unit)
         self.head_dim, self.base, self.unit = require_even("head_dim", head_dim), base, unit
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -104,6 +106,13 @@ def rotate(
     even, odd = pairs.unbind(axis)
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=axis)
     return turned.flatten(-2).to(x.dtype)
+
+
+def require_positive(**numbers: float) -> None:
+    """Raises for a number that is not finite and above 0."""
+    for name, number in numbers.items():
+        if not 0.0 < number < math.inf:
+            raise ValueError(f"{name} must be a positive number, but is {number}")
 
 
 def per_head(positions: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lagwise import noise
 from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding, require_lag, require_past_only
+from lagwise.encodings.base import Encoding, require_lag, require_past_only, require_sizes
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
@@ -41,6 +41,7 @@ class T5(Encoding):
 
     def __init__(self, *, heads: int, buckets: int = 32, max_lag: int = 128, causal: bool = False):
         super().__init__()
+        require_sizes(heads=heads)
         check_buckets(buckets, max_lag, causal)
         lags = near_lags(buckets, max_lag, causal)
         self.first, self.causal = int(lags[0]), causal
@@ -82,6 +83,7 @@ class T5Free(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, causal: bool = False):
         super().__init__()
+        require_sizes(heads=heads)
         self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.zeros(heads, max_lag + 1 if causal else 2 * max_lag + 1))
 
@@ -131,8 +133,8 @@ class AT5(Encoding):
         causal: bool = False,
     ):
         super().__init__()
-        low, high = slopes
-        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        require_sizes(heads=heads)
+        if len(slopes) != 2 or not (math.isfinite(slopes[0]) and math.isfinite(slopes[1]) and slopes[0] <= slopes[1]):
             raise ValueError(f"slopes must be two finite numbers, the lower one first, but is {slopes}")
         self.max_lag, self.causal = None if max_lag is None else require_lag(max_lag), causal
         self.reach = (max_lag or 512) if reach is None else reach
@@ -140,7 +142,7 @@ class AT5(Encoding):
             raise ValueError(f"reach must be a positive number of lags, but is {reach}")
         # Directions are ordered past, future.
         directions = 1 if causal else 2
-        self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(low, high))
+        self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(*slopes))
         self.readout = Readout(directions, heads, widths, activation, dropout, std)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -193,6 +195,7 @@ class AT5Free(Encoding):
         causal: bool = False,
     ):
         super().__init__()
+        require_sizes(heads=heads)
         self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.empty(heads, max_lag + 1 if causal else 2 * max_lag + 1).normal_())
         self.readout = Readout(1, heads, widths, activation, dropout, std)
@@ -213,6 +216,10 @@ class Readout(nn.Module):
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
+        if len(widths) != 2 or min(widths) < 1:
+            raise ValueError(f"widths must be two numbers of at least 1, but is {widths}")
+        if not (math.isfinite(std) and std > 0.0):
+            raise ValueError(f"std must be a positive number, but is {std}")
         a, b = widths
 
         def weight(*shape: int) -> nn.Parameter:
@@ -260,6 +267,7 @@ class ALiBi(Encoding):
 
     def __init__(self, *, heads: int):
         super().__init__()
+        require_sizes(heads=heads)
         power = 2 ** int(math.log2(heads))
         slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
         slopes += [2.0 ** (-4.0 * (2 * h + 1) / power) for h in range(heads - power)]
@@ -287,6 +295,7 @@ class Kerple(Encoding):
 
     def __init__(self, *, heads: int, kind: Literal["log", "power"] = "log"):
         super().__init__()
+        require_sizes(heads=heads)
         if kind not in ("log", "power"):
             raise ValueError(f"kind must be 'log' or 'power', but is {kind!r}")
         self.kind = kind
@@ -322,6 +331,7 @@ class Sandwich(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim)
         self.head_dim = require_even("head_dim", head_dim)
         self.register_buffer("weight", heads / (8.0 * torch.arange(1, heads + 1)), persistent=False)
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.encodings.base import Encoding
+from lagwise.encodings.base import Encoding, require_sizes
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
@@ -27,6 +27,7 @@ class StochasticEncoding(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim, realizations=realizations)
         self.heads, self.head_dim, self.realizations = heads, head_dim, realizations
         self.gate = nn.Parameter(torch.randn(heads, head_dim)) if gated else None
 
@@ -56,7 +57,9 @@ class StochasticEncoding(Encoding):
         return Terms(gain=LagTable(values, first))
 
     def _features(self, x: Tensor, positions: Tensor, seed: Tensor, side: int) -> Tensor:
-        if self.heads % x.shape[1] or x.shape[3] != self.head_dim:
+        # Queries have all the heads; keys may be grouped.
+        fits = x.shape[1] == self.heads if side == 0 else self.heads % x.shape[1] == 0
+        if not fits or x.shape[3] != self.head_dim:
             raise ValueError(
                 f"{type(self).__name__} is made for heads={self.heads} and head_dim={self.head_dim}, "
                 f"but {'q' if side == 0 else 'k'} has {x.shape[1]} heads of width {x.shape[3]}"
@@ -102,6 +105,7 @@ class SineSPE(StochasticEncoding):
 
     def __init__(self, *, heads: int, head_dim: int, sines: int = 10, realizations: int = 64, gated: bool = True):
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
+        require_sizes(sines=sines)
         shape = (heads, head_dim, sines)
         self.freq = nn.Parameter(torch.randn(shape) - 4.0)
         self.offset = nn.Parameter(torch.randn(shape))
@@ -156,6 +160,7 @@ class ConvSPE(StochasticEncoding):
 
     def __init__(self, *, heads: int, head_dim: int, kernel_size: int = 128, realizations: int = 64, gated: bool = True):
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
+        require_sizes(kernel_size=kernel_size)
         # The filters of the queries, then those of the keys.
         self.taps = nn.Parameter(torch.rand(2, heads, head_dim, kernel_size) / math.sqrt(kernel_size / 2))
 

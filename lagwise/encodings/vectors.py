@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding, require_lag
+from lagwise.encodings.base import Encoding, require_lag, require_sizes
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -32,6 +32,7 @@ class Shaw(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, values: bool = True, per_head: bool = False):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim)
         self.max_lag = require_lag(max_lag)
         self.keys = vectors(heads if per_head else 1, max_lag, head_dim)
         self.values = vectors(heads if per_head else 1, max_lag, head_dim) if values else None
@@ -85,6 +86,7 @@ class HuangM1(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
+        require_sizes(heads=heads)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
 
@@ -111,6 +113,7 @@ class HuangM2(Encoding):
 
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
+        require_sizes(heads=heads)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1))
 
@@ -137,6 +140,7 @@ class HuangM3(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1, head_dim))
 
@@ -164,6 +168,7 @@ class HuangM4(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim)
         self.max_lag = require_lag(max_lag)
         self.weight = vectors(heads if per_head else 1, max_lag, head_dim)
 
@@ -203,6 +208,7 @@ class XL(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int, dim: int | None = None):
         super().__init__()
+        require_sizes(heads=heads, head_dim=head_dim)
         self.dim = require_even("dim", heads * head_dim if dim is None else dim)
         self.u = nn.Parameter(torch.zeros(heads, head_dim))
         self.v = nn.Parameter(torch.zeros(heads, head_dim))

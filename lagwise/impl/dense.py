@@ -67,7 +67,7 @@ def positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tenso
 def logits(q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, position: tuple[Tensor, Tensor]) -> Tensor:
     """Returns the logits of all pairs, visible or not, [batch, heads, queries, keys]."""
     heads = q.shape[1]
-    content_q, content_k = (q, k) if terms.transform is None else terms.transform(q, k, *position)
+    content_q, content_k = terms.content(q, k, *position)
     content_k, k = per_query_head(content_k, heads), per_query_head(k, heads)
     # Tables are gathered to [batch, heads, queries, keys, channels].
     if terms.gain is None:

@@ -59,7 +59,7 @@ def lower(
     if terms.transform is not None:
         raw_q = q if terms.query is not None else None
         raw_k = k if terms.key is not None else None
-        q, k = terms.transform(q, k, *token_positions(q, k, query_start, cu_seqlens))
+        q, k = terms.content(q, k, *token_positions(q, k, query_start, cu_seqlens))
     tables = terms.tables()
     slopes = terms.bias.slopes if terms.bias is not None else None
     per_row = isinstance(query_start, Tensor)

@@ -54,9 +54,10 @@ def _register(name: str, implementation: ModuleType) -> None:
         ctx.save_for_backward(*[inputs[position] for position in ctx.tensors], *output)
 
     def autograd_backward(ctx, gradients):
-        count = len(ctx.tensors)
-        arguments, saved = list(ctx.others), list(ctx.saved_tensors[count:])
-        for position, x in zip(ctx.tensors, ctx.saved_tensors[:count], strict=True):
+        # Read once: under activation checkpointing each tensor is handed out once.
+        tensors, count = ctx.saved_tensors, len(ctx.tensors)
+        arguments, saved = list(ctx.others), list(tensors[count:])
+        for position, x in zip(ctx.tensors, tensors[:count], strict=True):
             arguments[position] = x
         dout, dlse = gradients[0], gradients[1]
         if dout is None:
