@@ -88,10 +88,7 @@ def attend_backward(
         dout = torch.nn.functional.pad(dout, (0, 1), value=1.0)
         out = torch.cat([out, -dlse[..., None].to(out.dtype)], dim=-1)
     q, k, v = padded(q, k, v)
-    out, dout = (
-        torch.nn.functional.pad(x, (0, v.shape[3] - x.shape[3])) if x.shape[3] < v.shape[3] else x.contiguous()
-        for x in (out, dout)
-    )
+    out, dout = (widened(x, v.shape[3]) for x in (out, dout))
     lse = lse.contiguous()
     none = torch.zeros((), dtype=torch.int64, device=q.device)
     shape = (None, None, q.shape[2], k.shape[2])
@@ -118,6 +115,11 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type != "cpu":
         width = (width + 7) // 8 * 8
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.shape[1] < q.shape[1] else x for x in (k, v))
-    q, k, v = (torch.nn.functional.pad(x, (0, width - x.shape[3])) if x.shape[3] < width else x for x in (q, k, v))
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    return q, k, v
+    return widened(q, width), widened(k, width), widened(v, width)
+
+
+def widened(x: Tensor, width: int) -> Tensor:
+    """Pads channels with zeros; they must lie side by side in memory."""
+    if x.shape[3] < width:
+        return torch.nn.functional.pad(x, (0, width - x.shape[3]))
+    return x if x.stride(3) == 1 else x.contiguous()

@@ -32,7 +32,7 @@ def tiles(part: Part, first: int, last: int) -> Iterator[tuple[slice, list[Tile]
         row, queries = block.start, block.stop - block.start
         position = part.query_start + row
         low, high = max(first, 1 - queries - position), min(last, part.k.shape[2] - 1 - position)
-        regions = ((low, min(high, start)), (max(low, start + 1), min(high, stop - 1)), (max(low, stop, start + 1), high))
+        regions = ((low, min(high, start - 1)), (max(low, start), min(high, stop)), (max(low, stop + 1), high))
         found = [
             Tile(part, row, queries, lag, min(most, end - lag + 1))
             for begin, end in regions
@@ -67,9 +67,7 @@ def forward(part: Part, first: int, last: int, scores: Tensor | None = None) -> 
         total = torch.zeros_like(largest)
         numerator = torch.zeros_like(out[:, :, block])
         for tile in found:
-            logits = tile.logits(scratch)
-            if scores is not None:
-                scores[:, :, block, tile.columns(first)] = logits
+            logits = tile.logits(scratch, None if scores is None else scores[:, :, block, tile.columns(first)])
             larger = torch.maximum(largest, logits.amax(-1, keepdim=True))
             # A row that has seen nothing yet has -inf here, and -inf - -inf is not a number.
             reference = larger.clamp(min=torch.finfo(part.compute).min / 2)

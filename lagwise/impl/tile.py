@@ -174,13 +174,16 @@ class Tile:
         """Returns the keys that query a sees times the gain at their lags, [batch, heads, lags, channels]."""
         return per_query_head(self.k[:, :, a : a + self.lags], self.part.q.shape[1]) * gain
 
-    def logits(self, scratch: "Scratch") -> Tensor:
-        """Returns the logits, [batch, heads, queries, lags], minus infinity where nothing may be seen."""
+    def logits(self, scratch: "Scratch", out: Tensor | None = None) -> Tensor:
+        """Returns the logits, [batch, heads, queries, lags], in `out` if given; minus infinity where nothing may be seen."""
         tables = self.part.tables
         _, scalars, _ = self.gains
         logits = self.product() if scalars is None else self.content * scalars.mT
+        out = logits if out is None else out
         if tables.query is not None:
-            logits += self.scaled_raw_q @ self.window(tables.query).mT
+            logits = torch.add(logits, self.scaled_raw_q @ self.window(tables.query).mT, out=out)
+        elif out is not logits:
+            logits = out.copy_(logits)
         if tables.key is not None:
             for lags, keys, window in self._key_steps():
                 shape = (*logits.shape[:2], keys.shape[2], window.shape[1])
@@ -199,7 +202,9 @@ class Tile:
         assert self.part.tables.key is not None
         window = self.window(self.part.tables.key) * self.part.scale
         keys = per_query_head(self.raw_k, self.part.q.shape[1])
-        step = KEY_STEP if window.shape[1] > 1 else self.lags
+        # Steps of about the same size: a step of a single lag would cost as much as a whole one.
+        steps = max(1, round(self.lags / KEY_STEP)) if window.shape[1] > 1 else 1
+        step = -(-self.lags // steps)
         for start in range(0, self.lags, step):
             stop = min(start + step, self.lags)
             yield slice(start, stop), keys[:, :, start : stop + self.queries - 1], window[:, start:stop]
