@@ -83,9 +83,8 @@ def run(
 
     def training(function: Callable[[], torch.Tensor]) -> Callable[[], None]:
         def step() -> None:
-            for x in (q, k, v, *encoding.parameters()):
-                x.grad = None
-            function().backward(dout)
+            # Not `backward`, whose gradients of the step before would be freed in this one and be missing from its memory.
+            torch.autograd.grad(function(), [q, k, v, *encoding.parameters()], dout, allow_unused=True)
 
         return step
 
