@@ -1,7 +1,7 @@
 """The laws of `LagTable`, for any table and any lags."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lagwise import LagTable
@@ -64,15 +64,13 @@ def test_spanning_changes_nothing(table, first, width):
 
 @given(tables(channels=()), tables(channels=()))
 def test_a_sum_is_the_sum_of_the_functions(a, b):
-    if a.heads != b.heads and 1 not in (a.heads, b.heads):
-        return
+    assume(a.heads == b.heads or 1 in (a.heads, b.heads))
     torch.testing.assert_close((a + b).at(LAGS), a.at(LAGS) + b.at(LAGS))
 
 
 @given(tables(sloped=False, channels=(4,)), tables(sloped=False, channels=(1,)))
 def test_a_product_is_the_product_of_the_functions(a, b):
-    if a.heads != b.heads and 1 not in (a.heads, b.heads):
-        return
+    assume(a.heads == b.heads or 1 in (a.heads, b.heads))
     torch.testing.assert_close((a * b).at(LAGS), a.at(LAGS) * b.at(LAGS))
 
 
