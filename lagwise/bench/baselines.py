@@ -1,36 +1,94 @@
-"""What people run without us: plain attention, a dense bias, and the eager code of old BERTs."""
+"""What people run without us: plain attention, a dense bias, FlexAttention, and the eager code of old BERTs."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
-from lagwise.encodings import T5, Encoding, HuangM4
+from lagwise.encodings import T5, Encoding, HuangM4, Shaw
+
+# How far the baselines go whose memory or time grows with the square of the length.
+DENSE_BIAS_UP_TO, BUCKETS_UP_TO, EAGER_M4_UP_TO = 16384, 2048, 2048
+
+TILES: list[dict[str, int]] = [
+    {},
+    {"bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64, "bwd_num_stages": 2, "bwd_num_warps": 4},
+    {
+        "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_stages": 2, "fwd_num_warps": 4,
+        "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32, "bwd_num_stages": 1, "bwd_num_warps": 4,
+    },
+    {
+        "fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32, "fwd_num_stages": 1, "fwd_num_warps": 4,
+        "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 32, "bwd_BLOCK_M2": 32, "bwd_BLOCK_N2": 32, "bwd_num_stages": 1, "bwd_num_warps": 4,
+    },
+]  # fmt: skip
+"""FlexAttention's tiles in the order in which they are tried: its own, then ever smaller ones, which need less shared memory."""
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """Attention without positions on torch's fastest kernel: the ceiling."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+@dataclass(frozen=True)
+class Contender:
+    """A way to compute attention on tensors that it knows.
+
+    Args:
+        call: Returns the output.
+        learned: What has a gradient beside q, k and v.
+        facts: What its lines in the results tell beside the numbers.
+        deterministic: Run it under `torch.use_deterministic_algorithms(True)`.
+    """
+
+    call: Callable[[], Tensor]
+    learned: tuple[Tensor, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    deterministic: bool = False
+
+
+Entry: TypeAlias = list[Contender] | str
+"""Attempts, of which the first that runs is measured, or the reason for which a contender is left out."""
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend | None = None) -> Tensor:
+    """Attention without positions on torch's fastest kernel, or on a given one: the ceiling."""
+    if backend is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def dense_bias(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Tensor:
     """The bias of T5 as a tensor [1, heads, queries, keys] for torch's attention, gathered from a table of the lag."""
-    positions = torch.arange(q.shape[2], device=q.device)
-    lags = positions[None, :] - positions[:, None]
-    table = encoding.terms(-q.shape[2], 0 if causal else q.shape[2], scale=1.0).bias
+    time, lags = q.shape[2], pairwise_lags(q)
+    table = encoding.terms(-time, 0 if causal else time, scale=1.0).bias
     assert table is not None
-    bias = table.at(lags)[None]
+    # Not an index, whose gradient sorts all pairs.
+    values = table.window(1 - time, time - 1).to(q.dtype).index_select(1, (lags + time - 1).flatten())
+    return biased(q, k, v, values.unflatten(1, lags.shape), lags, causal=causal)
+
+
+def dense_bias_by_bucket(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Tensor:
+    """The bias of T5 as Hugging Face makes it: the bucket of each pair of positions, and its row of an embedding."""
+    lags = pairwise_lags(q)
+    # The rule for buckets is read from its table.
+    buckets = encoding.bucket[(lags - encoding.first).clamp(0, len(encoding.bucket) - 1)]
+    rows = F.embedding(buckets, encoding.weight.T.to(q.dtype))
+    return biased(q, k, v, rows.permute(2, 0, 1), lags, causal=causal)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lags: Tensor, *, causal: bool) -> Tensor:
+    """Torch's attention with a bias [heads, queries, keys]."""
     if causal:
         bias = bias.masked_fill(lags > 0, -math.inf)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
 
 
 def eager_m4(q: Tensor, k: Tensor, v: Tensor, encoding: HuangM4, *, causal: bool) -> Tensor:
     """Method 4 with a vector for each pair of positions written out, as BERT of transformers 4 computes it."""
-    positions = torch.arange(q.shape[2], device=q.device)
-    lags = positions[None, :] - positions[:, None]
+    lags = pairwise_lags(q)
     end = encoding.max_lag
     vectors = encoding.weight[0][lags.clamp(-end, end) + end].to(q.dtype)
     logits = q @ k.mT + torch.einsum("bhld,lrd->bhlr", q, vectors) + torch.einsum("bhrd,lrd->bhlr", k, vectors)
@@ -40,10 +98,98 @@ def eager_m4(q: Tensor, k: Tensor, v: Tensor, encoding: HuangM4, *, causal: bool
     return torch.softmax(logits, dim=-1) @ v
 
 
-def baselines_of(encoding: Encoding, time: int) -> dict[str, Callable[..., Tensor]]:
-    """Returns the baselines that compute the same as an encoding, by name, as far as they fit into memory at this length."""
+def pairwise_lags(q: Tensor) -> Tensor:
+    """Returns the lag of each pair of positions, [queries, keys]."""
+    positions = torch.arange(q.shape[2], device=q.device)
+    return positions[None, :] - positions[:, None]
+
+
+def flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: T5 | Shaw | HuangM4,
+    *,
+    kernel: Callable[..., Any] = flex_attention,
+    tiles: dict[str, int] | None = None,
+) -> Tensor:
+    """FlexAttention with the terms of an encoding added to its scores.
+
+        score(i, j) += bias[h, j - i] + scale * (rows[b, h, i, c] + columns[b, h, j, c])      c = clip(j - i)
+
+    `bias` has a column for every lag, so that the gradients of far pairs do not all meet in one number; `rows` and `columns` are
+    the products of queries and keys with the vectors of all lags, made beforehand. The vectors are shared by all heads.
+    """
+    time, scale = q.shape[2], q.shape[3] ** -0.5
+    terms = encoding.terms(1 - time, time - 1, scale=scale)
+    bias = None if terms.bias is None else terms.bias.window(1 - time, time - 1)
+    rows = None if terms.query is None else F.linear(q, terms.query.values[0].to(q.dtype))
+    columns = None if terms.key is None else F.linear(k, terms.key.values[0].to(k.dtype))
+    end = 0 if terms.query is None else terms.query.last
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if bias is not None:
+            score = score + bias[h, j - i + (time - 1)]
+        column = (j - i).clamp(-end, end) + end
+        if rows is not None:
+            score = score + scale * rows[b, h, i, column]
+        if columns is not None:
+            score = score + scale * columns[b, h, j, column]
+        return score
+
+    return kernel(q, k, v, score_mod=score_mod, kernel_options=tiles)
+
+
+def plain_contenders(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Entry]:
+    """Returns attention without positions by name; the first is what ratios are taken to."""
+    if q.device.type != "cuda":
+        return {"plain": [Contender(lambda: plain(q, k, v, causal=causal))]}
+    return {
+        "plain cuDNN": [Contender(lambda: plain(q, k, v, causal=causal, backend=SDPBackend.CUDNN_ATTENTION))],
+        "plain flash": [Contender(lambda: plain(q, k, v, causal=causal, backend=SDPBackend.FLASH_ATTENTION))],
+    }
+
+
+def dense_contender(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Entry:
+    """Returns the dense bias, as far as it fits into memory."""
+    if q.shape[2] > DENSE_BIAS_UP_TO:
+        return f"left out: a bias for each of {q.shape[2]:,} x {q.shape[2]:,} pairs does not fit into memory"
+    return [Contender(lambda: dense_bias(q, k, v, encoding, causal=causal), tuple(encoding.parameters()))]
+
+
+def baselines_of(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, causal: bool) -> dict[str, Entry]:
+    """Returns the baselines that compute the same as an encoding, by name."""
+    gpu, time, learned = q.device.type == "cuda", q.shape[2], tuple(encoding.parameters())
+    found: dict[str, Entry] = {}
     if isinstance(encoding, T5):
-        return {"dense bias": dense_bias} if time <= 16384 else {}
+        found["dense bias"] = dense_contender(q, k, v, encoding, causal=causal)
+        if gpu and time <= BUCKETS_UP_TO:
+            found["dense bias, by bucket"] = [Contender(lambda: dense_bias_by_bucket(q, k, v, encoding, causal=causal), learned)]
+        elif gpu:
+            found["dense bias, by bucket"] = (
+                "left out: the gradient of an embedding per pair, 18 ms at T = 512, grows with the square of the length"
+            )
     if isinstance(encoding, HuangM4):
-        return {"eager M4": eager_m4} if time <= 2048 else {}
-    return {}
+        found["eager M4"] = (
+            [Contender(lambda: eager_m4(q, k, v, encoding, causal=causal), learned)]
+            if time <= EAGER_M4_UP_TO
+            else f"left out: a vector for each of {time:,} x {time:,} pairs does not fit into memory"
+        )
+    if gpu and not causal and (isinstance(encoding, T5 | HuangM4) or (isinstance(encoding, Shaw) and encoding.values is None)):
+        found["FlexAttention"] = flex_contender(q, k, v, encoding)
+    return found
+
+
+def flex_contender(q: Tensor, k: Tensor, v: Tensor, encoding: T5 | Shaw | HuangM4) -> Entry:
+    """Returns FlexAttention, compiled for the shapes at hand, with one attempt for each choice of tiles."""
+    # What other cases compiled counts towards the number of versions after which the compiler gives up.
+    torch.compiler.reset()
+    kernel = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return [
+        Contender(
+            lambda tiles=tiles: flex(q, k, v, encoding, kernel=kernel, tiles=tiles),
+            tuple(encoding.parameters()),
+            {"tiles": tiles or "default"},
+        )
+        for tiles in TILES
+    ]

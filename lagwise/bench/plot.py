@@ -1,0 +1,73 @@
+"""The plot of a sweep: time and memory of a training step against the length."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+STYLES: dict[str, dict[str, Any]] = {
+    "plain": {"label": "no positions", "color": "0.4", "linestyle": "--", "marker": "s"},
+    "plain cuDNN": {"label": "no positions, cuDNN", "color": "0.25", "linestyle": "--", "marker": "s"},
+    "plain flash": {"label": "no positions, flash", "color": "0.6", "linestyle": "--", "marker": "D"},
+    "dense bias": {"label": "t5 as a dense bias", "color": "black", "linestyle": ":", "marker": "x"},
+}
+# Okabe and Ito's, which the colour-blind can tell apart.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a sweep from a file of JSON lines; of two for the same point, the later one."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    points = {(line["contender"], line["time"]): line for line in lines if line["bench"] == "sweep"}
+    if not any("error" not in line for line in points.values()):
+        raise ValueError(f"{path} has no lines of a sweep: make some with `lagwise bench attention --sweep`")
+    return list(points.values())
+
+
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
+    """Draws the time and the memory of a training step per token against the length, a curve for each contender.
+
+    Both are per token, because the number of tokens is not the same at all lengths.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("a plot needs matplotlib: pip install 'lagwise[plot]'") from error
+
+    measured = sorted((line for line in lines if "error" not in line), key=lambda line: line["time"])
+    times = sorted({line["time"] for line in measured})
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for line in measured:
+        curves.setdefault(line["contender"], []).append(line)
+    colours = iter(COLOURS * len(curves))
+    styles = {name: STYLES.get(name) or {"label": name, "color": next(colours), "marker": "o"} for name in curves}
+    # The legend's order is that of the curves at their right end.
+    order = sorted(curves, key=lambda name: (curves[name][-1]["time"] < times[-1], curves[name][-1]["training_ms"]), reverse=True)
+
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for panel, title, unit, number, scale in (
+        (panels[0], "Time of a training step", "nanoseconds per token", "training_ms", 1e6),
+        (panels[1], "Peak memory of a training step, inputs not counted", "KiB per token", "peak_bytes", 1 / 1024),
+    ):
+        for name in order:
+            points = [(line["time"], line[number] * scale / (line["batch"] * line["time"])) for line in curves[name]]
+            end = "" if points[-1][0] == times[-1] else f", up to T = {points[-1][0]:,}"
+            style = styles[name] | {"label": styles[name]["label"] + end}
+            panel.plot(*zip(*points, strict=True), linewidth=1.6, markersize=4.5, **style)
+        panel.set(title=title, xlabel="length T of the sequence, in tokens", ylabel=unit, xscale="log", yscale="log")
+        panel.set_xticks(times, [f"{time:,}" for time in times], rotation=40, ha="right")
+        panel.yaxis.set_major_formatter("{x:,g}")
+        panel.minorticks_off()
+        panel.grid(which="major", color="0.9")
+        panel.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    last = measured[-1]
+    figure.suptitle(
+        "Attention with and without relative positions: forward, backward and the gradients of the tables\n"
+        f"{last['device']}, torch {last['torch']}, {last['dtype']}, {last['heads']} heads of {last['head_dim']}, "
+        f"lagwise {last['lagwise']} ({last['commit'] or 'commit unknown'}), {last['date']}",
+        fontsize=11,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
