@@ -1,11 +1,11 @@
 """The fast implementations as registered operators, so that `torch.compile` traces around them."""
 
-from types import ModuleType
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lagwise.impl import blockwise, split
 from lagwise.impl.lowering import DIFFERENTIABLE, Lowered
 
 # The fields of Lowered.
@@ -16,8 +16,15 @@ _ARGUMENTS = (
 )
 
 
-def _register(name: str, implementation: ModuleType) -> None:
-    """Registers `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...], and its backward."""
+def _register(name: str, module: str) -> None:
+    """Registers `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...], and its backward.
+
+    The module that computes them is imported when it is first used, because Triton is.
+    """
+
+    def implementation() -> Any:
+        return import_module(module)
+
     torch.library.define(f"lagwise::{name}", f"({_ARGUMENTS}) -> Tensor[]")
     torch.library.define(f"lagwise::{name}_backward", f"(Tensor[] saved, Tensor dout, Tensor? dlse, {_ARGUMENTS}) -> Tensor[]")
 
@@ -26,17 +33,17 @@ def _register(name: str, implementation: ModuleType) -> None:
         call = Lowered(*arguments)
         # The call has been cast already; the sums stay in their own type.
         with torch.autocast(call.q.device.type, enabled=False):
-            return implementation.forward(call)
+            return implementation().forward(call)
 
     @torch.library.impl(f"lagwise::{name}_backward", "CompositeExplicitAutograd")
     def backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
         call = Lowered(*arguments)
         with torch.autocast(call.q.device.type, enabled=False):
-            return implementation.backward(call, saved, dout, dlse)
+            return implementation().backward(call, saved, dout, dlse)
 
     @torch.library.register_fake(f"lagwise::{name}")
     def fake_forward(*arguments):
-        return implementation.outputs(Lowered(*arguments))
+        return implementation().outputs(Lowered(*arguments))
 
     @torch.library.register_fake(f"lagwise::{name}_backward")
     def fake_backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
@@ -70,8 +77,9 @@ def _register(name: str, implementation: ModuleType) -> None:
     torch.library.register_autograd(f"lagwise::{name}", autograd_backward, setup_context=setup_context)
 
 
-_register("blockwise", blockwise)
-_register("split", split)
+_register("blockwise", "lagwise.impl.blockwise")
+_register("split", "lagwise.impl.split")
+_register("triton", "lagwise.impl.triton.launch")
 
 
 def run(name: str, call: Lowered) -> tuple[Tensor, Tensor]:

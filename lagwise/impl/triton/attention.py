@@ -1,0 +1,548 @@
+"""Attention with lag tables in one pass: output, gradient of the queries, gradient of the keys and values.
+
+    logit(i, j) = scale * (gain(n) q_i . k_j + score(i, n)) + bias(n)        n = j - i
+    out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
+
+Each program owns a block of queries (or keys) and walks over tiles of the others in three stretches: the far past and the far
+future, where every table is its end column, and the near tiles between them, which look up each pair's own lag.
+
+    block of queries     past  past | near near near | future future
+                         -----------+----------------+---------------> keys
+
+`score(i, n) = q_i . query(n) + k_(i+n) . key(n)` is there for the lags of the band, [queries, lags]; before and after it, it
+is the sum of a number per query and a number per key, the `ends`. The gradients of scores and ends are written by the
+program that owns them, so that nothing needs atomics. With CHANNELS, a gain per channel, scores hold the content product too,
+and beyond the band it is q * gain of the end column.
+"""
+
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+from lagwise.impl.triton.tiles import (
+    FUTURE,
+    LN2,
+    LOG2E,
+    LOWEST,
+    NEAR,
+    PAST,
+    after,
+    before,
+    dropout_state,
+    kept,
+    lag_scores,
+    load_columns,
+    load_ends,
+    load_rows,
+    product,
+    put_lag_scores,
+    store_ends,
+    store_rows,
+    visible,
+)
+
+# Numbers of a call: a kernel is not compiled anew for each of them.
+NUMBERS = [
+    "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "table_first", "table_lags",
+    "low", "high", "band_first", "band_lags", "value_first", "value_lags", "scale", "dropped",
+]  # fmt: skip
+
+
+@triton.jit
+def tile_logits(
+    content, lag, row, key, head, scale, Bias, Slopes, Gain, table_first, near_first, near_last, heads,
+    BandScores, band_first, band_lags, QueryEnds, KeyEnds, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+    SIDE: tl.constexpr, BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, SCORES: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+    MASK: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Returns the logits of a tile times log2(e), minus infinity where nothing may be seen, and its gain."""
+    end = near_first if SIDE == PAST else near_last
+    x = content
+    gain = 1.0
+    if GAIN:
+        gain = tl.load(Gain + (lag - table_first)) if SIDE == NEAR else tl.load(Gain + (end - table_first))
+        x = x * gain
+    if SCORES and SIDE == NEAR:
+        x += lag_scores(BandScores, row, queries, lag, band_first, band_lags)
+    if QUERY:
+        past, future = load_ends(QueryEnds, row, queries)
+        if SIDE == NEAR:
+            x += before(past, lag, band_first) + after(future, lag, band_first + band_lags - 1)
+        else:
+            x += past if SIDE == PAST else future
+    if KEY:
+        past, future = load_ends(KeyEnds, key, keys)
+        if SIDE == NEAR:
+            x += before(past, lag, band_first) + after(future, lag, band_first + band_lags - 1)
+        else:
+            x += past if SIDE == PAST else future
+    x = x * (scale * LOG2E)
+    if BIAS:
+        bias = tl.load(Bias + (lag - table_first)) if SIDE == NEAR else tl.load(Bias + (end - table_first))
+        x += bias * LOG2E
+    if SLOPES and SIDE != NEAR:
+        slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head) * LOG2E
+        x += slope * (lag - end).to(tl.float32)
+    if MASKED:
+        seen = visible(
+            lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd, LIMITED, not WHOLE, MASK, PACKED
+        )
+        x = tl.where(seen, x, -float("inf"))
+    return x, gain
+
+
+@triton.jit
+def tile_gradient(
+    logits, lse, delta, dweights, lag, row, key, state, dropped, ValueScores, ValueEnds, value_first, value_lags, queries,
+    SIDE: tl.constexpr, VALUE: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """Returns the weights after dropout and the gradient of the logits, from dout . v.
+
+    p = exp(logit - lse),      dlogit = p * (dout_i . (v_j + value(n)) - delta_i)
+    """
+    weights = tl.exp2(logits - lse)
+    if VALUE:
+        if SIDE == NEAR:
+            dweights += lag_scores(ValueScores, row, queries, lag, value_first, value_lags)
+        past, future = load_ends(ValueEnds, row, queries)
+        if SIDE == NEAR:
+            dweights += before(past, lag, value_first) + after(future, lag, value_first + value_lags - 1)
+        else:
+            dweights += past if SIDE == PAST else future
+    if DROPOUT:
+        keep = kept(state, row, key, dropped)
+        larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
+        dlogits = weights * (tl.where(keep, dweights * larger, 0.0) - delta)
+        weights = tl.where(keep, weights * larger, 0.0)
+    else:
+        dlogits = weights * (dweights - delta)
+    return weights, dlogits
+
+
+@triton.jit
+def load_statistics(Lse, Delta, row, queries):
+    """Loads log-sum-exp, times log2(e), and delta; rows that see nothing, or are none, get weights exp2(logit - inf) = 0."""
+    lse = tl.load(Lse + row, mask=row < queries, other=float("inf")) * LOG2E
+    delta = tl.load(Delta + row, mask=row < queries, other=0.0)
+    return tl.where(lse == -float("inf"), float("inf"), lse)[:, None], delta[:, None]
+
+
+@triton.jit
+def end_queries(q, Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr):
+    """Returns q times the gain of the end columns, [2, head_dim], rounded once, and these gains; without CHANNELS q and ones."""
+    if CHANNELS:
+        channel = tl.arange(0, WIDTH)
+        past = tl.load(Gain + channel, mask=channel < head_dim, other=0.0)[None, :]
+        future = tl.load(Gain + head_dim + channel, mask=channel < head_dim, other=0.0)[None, :]
+        return (q.to(tl.float32) * past).to(q.dtype), (q.to(tl.float32) * future).to(q.dtype), past, future
+    else:
+        return q, q, 1.0, 1.0
+
+
+@triton.jit
+def content_product(q_past, q_future, k, lag, band_first, band_lags, SIDE: tl.constexpr, CHANNELS: tl.constexpr):
+    """Returns the content product of a tile that scores do not hold, from keys as columns."""
+    if not CHANNELS or SIDE == PAST:
+        return product(q_past, k)
+    elif SIDE == FUTURE:
+        return product(q_future, k)
+    else:
+        return before(product(q_past, k), lag, band_first) + after(product(q_future, k), lag, band_first + band_lags - 1)
+
+
+@triton.jit
+def near_stretch(begin, end, past_until, future_from, FAR: tl.constexpr, STEP: tl.constexpr):
+    """Returns where the near tiles begin and end among tiles that start at `begin`.
+
+    Those that start at `past_until` or before lie in the far past, those from `future_from` on in the far future. Without FAR all
+    tiles are near.
+    """
+    if FAR:
+        near = begin + tl.maximum(past_until - begin + STEP, 0) // STEP * STEP
+        beyond = begin + (tl.maximum(future_from - begin, 0) + STEP - 1) // STEP * STEP
+        return tl.minimum(near, end), tl.minimum(tl.maximum(beyond, near), end)
+    else:
+        return begin, end
+
+
+@triton.jit
+def key_range(
+    row_start, start, batch, queries, keys, first, last, near_first, near_last, Bounds, SequenceStart, SequenceEnd,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
+):  # fmt: skip
+    """Returns the keys that a block of queries can see, begin and end, and where the near tiles among them begin and end."""
+    position = row_start + start
+    begin, end = tl.maximum(position + first, 0), tl.minimum(position + ROWS + last, keys)
+    if MASK:
+        begin, end = tl.maximum(begin, tl.load(Bounds + 2 * batch)), tl.minimum(end, tl.load(Bounds + 2 * batch + 1))
+    if PACKED:
+        begin = tl.maximum(begin, tl.load(SequenceStart + row_start))
+        end = tl.minimum(end, tl.load(SequenceEnd + tl.minimum(row_start + ROWS, queries) - 1))
+    begin = begin // KEYS * KEYS
+    near, beyond = near_stretch(begin, end, near_first + position - KEYS + 1, near_last + position + ROWS - 1, FAR, KEYS)
+    return begin, near, beyond, end
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def forward_kernel(
+    Q, K, V, Out, Lse, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, BandLogits, Value,
+    KeyMask, Bounds, SequenceStart, SequenceEnd, Starts, Seed,
+    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time,
+    heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags,
+    band_first, band_lags, value_first, value_lags, scale, dropped,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Computes output and log-sum-exp of a block of queries; with VALUE also the band's logits, for `band_output_kernel`."""
+    pair = tl.program_id(1)
+    batch, head = pair // heads, pair % heads
+    base = pair.to(tl.int64)
+    row_start = tl.program_id(0) * ROWS
+    row = row_start + tl.arange(0, ROWS)
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
+    Bias += head * table_lags
+    Gain += head * (2 * head_dim if CHANNELS else table_lags)
+    BandScores += base * queries * band_lags
+    BandLogits += base * queries * value_lags
+    KeyMask += batch.to(tl.int64) * keys
+    begin, near, beyond, end = key_range(
+        row_start, start, batch, queries, keys, first, last, near_first, near_last, Bounds, SequenceStart, SequenceEnd,
+        ROWS, KEYS, MASK, PACKED, FAR,
+    )  # fmt: skip
+    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+    larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
+
+    q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, WHOLE)
+    q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+    for SIDE in tl.static_range(3):
+        if FAR or SIDE == NEAR:
+            lower = begin if SIDE == PAST else (near if SIDE == NEAR else beyond)
+            upper = near if SIDE == PAST else (beyond if SIDE == NEAR else end)
+            for key_start in range(lower, upper, KEYS):
+                key = key_start + tl.arange(0, KEYS)
+                lag = key[None, :] - row[:, None] - start
+                k = load_columns(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
+                content = content_product(q_past, q_future, k, lag, band_first, band_lags, SIDE, CHANNELS)
+                logits, _gain = tile_logits(
+                    content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
+                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
+                    MASK, PACKED,
+                )  # fmt: skip
+                higher = tl.maximum(peak, tl.max(logits, 1))
+                shrink = tl.exp2(peak - higher)
+                weights = tl.exp2(logits - higher[:, None])
+                total = total * shrink + tl.sum(weights, 1)
+                if DROPOUT:
+                    keep = kept(state, row[:, None], key[None, :], dropped)
+                    weights = tl.where(keep, weights * larger, 0.0)
+                    logits = tl.where(keep, logits + tl.log2(larger), -float("inf"))
+                if VALUE:
+                    past_mass, future_mass = past_mass * shrink, future_mass * shrink
+                    if SIDE == PAST:
+                        past_mass += tl.sum(weights, 1)
+                    elif SIDE == FUTURE:
+                        future_mass += tl.sum(weights, 1)
+                    else:
+                        past_mass += tl.sum(before(weights, lag, value_first), 1)
+                        future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
+                        put_lag_scores(BandLogits, row[:, None], queries, lag, value_first, value_lags, logits)
+                v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+                out = out * shrink[:, None] + product(weights.to(v.dtype), v)
+                peak = higher
+    if VALUE:
+        channel = tl.arange(0, VALUE_WIDTH)
+        Value += head * value_lags * value_dim
+        value = tl.load(Value + channel, mask=channel < value_dim, other=0.0).to(tl.float32)
+        out += past_mass[:, None] * value[None, :]
+        value = tl.load(Value + (value_lags - 1) * value_dim + channel, mask=channel < value_dim, other=0.0).to(tl.float32)
+        out += future_mass[:, None] * value[None, :]
+    some = tl.where(total > 0.0, total, 1.0)
+    store_rows(Out + base * queries * value_dim, row, queries, value_dim, out / some[:, None], value_dim, VALUE_WIDTH)
+    lse = tl.where(total > 0.0, (peak + tl.log2(some)) * LN2, -float("inf"))
+    tl.store(Lse + base * queries + row, lse, mask=row < queries)
+
+
+@triton.jit(do_not_specialize=["queries", "heads", "lags"])
+def band_output_kernel(
+    Out, Lse, BandLogits, Value, heads, queries, lags,
+    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, LAGS: tl.constexpr,
+):  # fmt: skip
+    """Adds the band's share of the value table: out(i) += sum_n exp2(logit(i, n) - log2(e) lse(i)) value(n)."""
+    pair = tl.program_id(1)
+    base = pair.to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = row < queries
+    Out += base * queries * value_dim
+    BandLogits += base * queries * lags
+    Value += (pair % heads) * lags * value_dim
+    # A row that saw nothing has logits of minus infinity: any finite number may stand for its log-sum-exp.
+    lse = tl.load(Lse + base * queries + row, mask=there, other=0.0) * LOG2E
+    lse = tl.where(lse == -float("inf"), 0.0, lse)
+    out = load_rows(Out, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    for lag_start in range(0, lags, LAGS):
+        lag = lag_start + tl.arange(0, LAGS)
+        mask = there[:, None] & (lag < lags)[None, :]
+        logits = tl.load(BandLogits + row.to(tl.int64)[:, None] * lags + lag[None, :], mask=mask, other=-float("inf"))
+        value = load_rows(Value, lag, lags, value_dim, value_dim, VALUE_WIDTH, False)
+        out += product(tl.exp2(logits - lse[:, None]).to(value.dtype), value)
+    store_rows(Out, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def query_gradient_kernel(
+    Q, K, V, Dout, Lse, Delta, Dq, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds,
+    DBandScores, DQueryEnds, ValueWeights, ValueMasses, DScalarEnds, DGainEnds,
+    KeyMask, Bounds, SequenceStart, SequenceEnd, Starts, Seed,
+    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
+    heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags, low, high,
+    band_first, band_lags, value_first, value_lags, scale, dropped,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
+
+    dq = scale sum_j gain(n) dlogit(i, j) k_j
+
+    `DScalarEnds`, [batch, heads, 3, 2, queries], gets the sums of dlogit, of dlogit times content and of dlogit times the
+    distance beyond the end, before `low` and after `high`.
+    """
+    pair = tl.program_id(1)
+    batch, head = pair // heads, pair % heads
+    base = pair.to(tl.int64)
+    row_start = tl.program_id(0) * ROWS
+    row = row_start + tl.arange(0, ROWS)
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
+    Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
+    Bias += head * table_lags
+    Gain += head * (2 * head_dim if CHANNELS else table_lags)
+    BandScores += base * queries * band_lags
+    DBandScores += base * queries * band_lags
+    ValueScores += base * queries * value_lags
+    ValueWeights += base * queries * value_lags
+    KeyMask += batch.to(tl.int64) * keys
+    begin, near, beyond, end = key_range(
+        row_start, start, batch, queries, keys, first, last, near_first, near_last, Bounds, SequenceStart, SequenceEnd,
+        ROWS, KEYS, MASK, PACKED, FAR,
+    )  # fmt: skip
+    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+
+    q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, WHOLE)
+    dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, WHOLE)
+    lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+    q_past, q_future, past_gain, future_gain = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
+    if CHANNELS:
+        dq_future = tl.zeros([ROWS, WIDTH], tl.float32)
+    dq = tl.zeros([ROWS, WIDTH], tl.float32)
+    past_bias, future_bias = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_gains, future_gains = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_slope, future_slope = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_query, future_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    for SIDE in tl.static_range(3):
+        if FAR or SIDE == NEAR:
+            lower = begin if SIDE == PAST else (near if SIDE == NEAR else beyond)
+            upper = near if SIDE == PAST else (beyond if SIDE == NEAR else end)
+            for key_start in range(lower, upper, KEYS):
+                key = key_start + tl.arange(0, KEYS)
+                lag = key[None, :] - row[:, None] - start
+                k = load_rows(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
+                v = load_columns(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+                content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
+                logits, gain = tile_logits(
+                    content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
+                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
+                    MASK, PACKED,
+                )  # fmt: skip
+                weights, dlogits = tile_gradient(
+                    logits, lse, delta, product(dout, v), lag, row[:, None], key[None, :], state, dropped,
+                    ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, SIDE, VALUE, DROPOUT,
+                )  # fmt: skip
+                if VALUE:
+                    if SIDE == PAST:
+                        past_mass += tl.sum(weights, 1)
+                    elif SIDE == FUTURE:
+                        future_mass += tl.sum(weights, 1)
+                    else:
+                        past_mass += tl.sum(before(weights, lag, value_first), 1)
+                        future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
+                        put_lag_scores(ValueWeights, row[:, None], queries, lag, value_first, value_lags, weights)
+                if SCORES and SIDE == NEAR:
+                    put_lag_scores(DBandScores, row[:, None], queries, lag, band_first, band_lags, dlogits)
+                if QUERY and FAR:
+                    if SIDE == PAST:
+                        past_query += tl.sum(dlogits, 1)
+                    elif SIDE == FUTURE:
+                        future_query += tl.sum(dlogits, 1)
+                    else:
+                        past_query += tl.sum(before(dlogits, lag, band_first), 1)
+                        future_query += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 1)
+                if (BIAS or GAIN) and FAR:
+                    if SIDE != FUTURE:
+                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, low)
+                        if BIAS:
+                            past_bias += tl.sum(dpast, 1)
+                        if SLOPES:
+                            past_slope += tl.sum(dpast * (lag - low).to(tl.float32), 1)
+                        if GAIN:
+                            past_gains += tl.sum(dpast * content, 1)
+                    if SIDE != PAST:
+                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, high)
+                        if BIAS:
+                            future_bias += tl.sum(dfuture, 1)
+                        if SLOPES:
+                            future_slope += tl.sum(dfuture * (lag - high).to(tl.float32), 1)
+                        if GAIN:
+                            future_gains += tl.sum(dfuture * content, 1)
+                if GAIN:
+                    dlogits = dlogits * gain
+                if CHANNELS:
+                    if SIDE != FUTURE:
+                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                        dq += product(dpast.to(k.dtype), k)
+                    if SIDE != PAST:
+                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                        dq_future += product(dfuture.to(k.dtype), k)
+                else:
+                    dq += product(dlogits.to(k.dtype), k)
+    if CHANNELS:
+        channel = tl.arange(0, WIDTH)
+        entry = DGainEnds + (base * tl.num_programs(0) + tl.program_id(0)) * 2 * WIDTH
+        tl.store(entry + channel, tl.sum(dq * q.to(tl.float32), 0) * scale)
+        tl.store(entry + WIDTH + channel, tl.sum(dq_future * q.to(tl.float32), 0) * scale)
+        dq = dq * past_gain + dq_future * future_gain
+    store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq * scale, head_dim, WIDTH)
+    if VALUE:
+        store_ends(ValueMasses + base * 2 * queries, row, queries, past_mass, future_mass)
+    if QUERY:
+        store_ends(DQueryEnds + base * 2 * queries, row, queries, past_query, future_query)
+    DScalarEnds += base * 6 * queries
+    if BIAS:
+        store_ends(DScalarEnds, row, queries, past_bias, future_bias)
+    if GAIN:
+        store_ends(DScalarEnds + 2 * queries, row, queries, past_gains * scale, future_gains * scale)
+    if SLOPES:
+        store_ends(DScalarEnds + 4 * queries, row, queries, past_slope, future_slope)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def key_gradient_kernel(
+    Q, K, V, Dout, Lse, Delta, Dk, Dv, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DKeyEnds,
+    KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
+    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
+    heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags,
+    band_first, band_lags, value_first, value_lags, scale, dropped,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends.
+
+    dk_j = scale sum_i gain(n) dlogit(i, j) q_i,   dv_j = sum_i p(i, j) dout_i
+
+    Seen from a key, queries of the far future come first: their keys' lags are the largest. Key heads that several query heads
+    share get their sum on the host: a loop over them here would spill registers.
+    """
+    pair = tl.program_id(1)
+    batch, head = pair // heads, pair % heads
+    base = pair.to(tl.int64)
+    key_start = tl.program_id(0) * KEYS
+    key = key_start + tl.arange(0, KEYS)
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
+    Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
+    Bias += head * table_lags
+    Gain += head * (2 * head_dim if CHANNELS else table_lags)
+    BandScores += base * queries * band_lags
+    ValueScores += base * queries * value_lags
+    KeyMask += batch.to(tl.int64) * keys
+    begin, end = tl.maximum(key_start - start - last, 0), tl.minimum(key_start + KEYS - start - first, queries)
+    if PACKED:
+        begin = tl.maximum(begin, tl.load(SequenceStart + key_start))
+        end = tl.minimum(end, tl.load(SequenceEnd + tl.minimum(key_start + KEYS, keys) - 1))
+    begin = begin // ROWS * ROWS
+    near, beyond = near_stretch(
+        begin, end, key_start - ROWS + 1 - start - near_last, key_start + KEYS - 1 - start - near_first, FAR, ROWS
+    )
+    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+
+    k = load_rows(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
+    v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+    dk = tl.zeros([KEYS, WIDTH], tl.float32)
+    dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
+    past_key, future_key = tl.zeros([KEYS], tl.float32), tl.zeros([KEYS], tl.float32)
+    for SIDE in tl.static_range(2, -1, -1):
+        if FAR or SIDE == NEAR:
+            lower = begin if SIDE == FUTURE else (near if SIDE == NEAR else beyond)
+            upper = near if SIDE == FUTURE else (beyond if SIDE == NEAR else end)
+            for row_start in range(lower, upper, ROWS):
+                row = row_start + tl.arange(0, ROWS)
+                lag = key[None, :] - row[:, None] - start
+                q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, WHOLE)
+                dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, WHOLE)
+                lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+                q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
+                content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
+                logits, gain = tile_logits(
+                    content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
+                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
+                    MASK, PACKED,
+                )  # fmt: skip
+                weights, dlogits = tile_gradient(
+                    logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], key[None, :], state, dropped,
+                    ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, SIDE, VALUE, DROPOUT,
+                )  # fmt: skip
+                dv += product(tl.trans(weights.to(dout.dtype)), dout)
+                if KEY and FAR:
+                    if SIDE == PAST:
+                        past_key += tl.sum(dlogits, 0)
+                    elif SIDE == FUTURE:
+                        future_key += tl.sum(dlogits, 0)
+                    else:
+                        past_key += tl.sum(before(dlogits, lag, band_first), 0)
+                        future_key += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 0)
+                if GAIN:
+                    dlogits = dlogits * gain
+                if CHANNELS:
+                    if SIDE != FUTURE:
+                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                        dk += product(tl.trans(dpast.to(q.dtype)), q_past)
+                    if SIDE != PAST:
+                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                        dk += product(tl.trans(dfuture.to(q.dtype)), q_future)
+                else:
+                    dk += product(tl.trans(dlogits.to(q.dtype)), q)
+    if KEY:
+        store_ends(DKeyEnds + base * 2 * keys, key, keys, past_key, future_key)
+    store_rows(Dk + base * keys * head_dim, key, keys, head_dim, dk * scale, head_dim, WIDTH)
+    store_rows(Dv + base * keys * value_dim, key, keys, value_dim, dv, value_dim, VALUE_WIDTH)

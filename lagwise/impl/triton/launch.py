@@ -1,0 +1,426 @@
+"""`impl="triton"` on the host: scores of vector tables by matrix products, then the kernels, then the gradients of the tables."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, tables_of
+from lagwise.impl.triton.attention import band_output_kernel, forward_kernel, key_gradient_kernel, query_gradient_kernel
+from lagwise.impl.triton.channels import channel_key_gradient_kernel, channel_query_gradient_kernel, channel_scores_kernel
+from lagwise.impl.triton.diagonals import scalar_gradient_kernel
+from lagwise.impl.triton.rows import delta_kernel
+from lagwise.impl.triton.shear import shear_kernel
+from lagwise.lags import LagTable, visible_lags
+from lagwise.noise import KEEP_BITS
+from lagwise.terms import Terms
+
+# Queries, keys, warps and stages of a tile, by kernel and by the width of a head that it holds; there is no autotuner, so that
+# a call compiles once and repeats. Measured on an H200.
+TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    "forward": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
+    "query": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "key": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "scalar": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+}
+# Entries that a padded table has beyond the near lags: a tile of any size that touches them stays inside.
+PADDING = 256
+# Programs of the diagonal sums, enough to fill a GPU.
+DIAGONAL_PROGRAMS = 2048
+# Rows and lags of the kernels that are no matrix products, and the side of a sheared tile.
+ROWS, LAGS = 64, 32
+
+
+class Plan:
+    """What the kernels of a call share: its bands, numbers, flags, and scores.
+
+    `only` limits the lags that are computed to a band, the near part of `split`.
+    """
+
+    def __init__(self, call: Lowered, only: tuple[int, int] | None = None):
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+        self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
+        self.batch, self.heads, self.queries, head_dim = q.shape
+        self.keys, value_dim = k.shape[2], v.shape[3]
+        self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, call.raw_q), (k, call.raw_k)))
+        window = None if call.window is None else (call.window[0], call.window[1])
+        first, last = visible_lags(
+            self.queries, self.keys, query_start=call.query_start if call.starts is None else call.starts,
+            causal=call.causal, window=window,
+        )  # fmt: skip
+        if only is not None:
+            first, last = max(first, only[0]), min(last, only[1])
+        self.first, self.last = first, last
+        self.tables = tables_of(call)
+        gain = self.tables.gain
+        self.channels = gain is not None and gain.values.shape[2] > 1
+        self.low, self.high = self.band("bias", "gain", "query", "key", "value")
+        scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
+        self.scored = any(getattr(self.tables, name) is not None for name in scored)
+        self.band_first, self.band_last = self.band(*scored)
+        self.value_first, self.value_last = self.band("value")
+        near_first, near_last = (min(self.low, last), max(self.high, last + 1)) if call.causal else (self.low, self.high)
+        self.arguments: dict[str, Any] = {
+            **dict.fromkeys(POINTERS, q), "Q": q, "K": k, "V": v,
+            **strides("q", q), **strides("k", k), **strides("v", v),
+            "heads": self.heads, "group": self.heads // k.shape[1], "queries": self.queries, "keys": self.keys,
+            "query_start": call.query_start, "first": first, "last": last, "near_first": near_first, "near_last": near_last,
+            "low": self.low, "high": self.high, "table_first": near_first - PADDING,
+            "table_lags": near_last - near_first + 1 + 2 * PADDING,
+            "band_first": self.band_first, "band_lags": self.band_last - self.band_first + 1,
+            "value_first": self.value_first, "value_lags": self.value_last - self.value_first + 1,
+            "scale": call.scale, "dropped": round(call.dropout * 2**KEEP_BITS),
+            "head_dim": head_dim, "value_dim": value_dim, "WIDTH": width(head_dim), "VALUE_WIDTH": width(value_dim),
+            "BIAS": self.tables.bias is not None, "SLOPES": call.slopes is not None,
+            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels, "SCORES": self.scored,
+            "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
+            "MASK": call.key_mask is not None, "PACKED": call.cu_seqlens is not None, "STARTS": call.starts is not None,
+            "DROPOUT": call.dropout > 0.0, "FAR": only is None,
+            "LIMITED": call.causal or window is not None or only is not None,
+        }  # fmt: skip
+        if call.seed is not None:
+            self.arguments["Seed"] = call.seed
+        if call.starts is not None:
+            self.arguments["Starts"] = call.starts
+        self._pad_tables(near_first - PADDING, near_last + PADDING)
+        self._mask_keys()
+
+    def band(self, *names: str) -> tuple[int, int]:
+        """Returns the first and the last lag of the columns of some tables that the call can reach, at least one lag."""
+        found = [table for name in names if (table := getattr(self.tables, name)) is not None]
+        if not found:
+            return 0, 0
+        low, high = min(table.first for table in found), max(table.last for table in found)
+        low = min(max(low, self.first), high)
+        return low, max(min(high, self.last), low)
+
+    def _pad_tables(self, first: int, last: int) -> None:
+        """Gives the kernels tables of scalars for all lags that near tiles touch, one row per head."""
+        if self.tables.bias is not None:
+            self.arguments["Bias"] = self.per_head(self.tables.bias.window(first, last))
+        if self.call.slopes is not None:
+            self.arguments["Slopes"] = self.call.slopes.float().expand(2, self.heads).contiguous()
+        if self.tables.gain is not None and self.channels:
+            window = self.tables.gain.window(self.band_first, self.band_last)
+            self.arguments["ChannelGain"] = self.per_head(window)
+            self.arguments["Gain"] = self.per_head(torch.stack([window[:, 0], window[:, -1]], dim=1))
+        elif self.tables.gain is not None:
+            self.arguments["Gain"] = self.per_head(self.tables.gain.window(first, last)[..., 0])
+        if self.tables.value is not None:
+            window = self.tables.value.window(self.value_first, self.value_last)
+            self.arguments["Value"] = self.per_head(window, self.q.dtype)
+
+    def per_head(self, window: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Gives each head its own copy of a table."""
+        return window.to(dtype).expand(self.heads, *window.shape[1:]).contiguous()
+
+    def _mask_keys(self) -> None:
+        call = self.call
+        if call.key_mask is not None:
+            index = torch.arange(self.keys, device=self.q.device, dtype=torch.int32)
+            begin = torch.where(call.key_mask, index, self.keys).amin(1)
+            end = torch.where(call.key_mask, index + 1, 0).amax(1)
+            self.arguments["KeyMask"] = call.key_mask.contiguous().view(torch.uint8)
+            self.arguments["Bounds"] = torch.stack([begin, end], dim=1).int()
+        if call.cu_seqlens is not None:
+            index = torch.arange(self.keys, device=self.q.device)
+            sequence = torch.searchsorted(call.cu_seqlens, index, right=True)
+            self.arguments["SequenceStart"] = call.cu_seqlens[sequence - 1].int()
+            self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
+
+    def table(self, name: str) -> Tensor:
+        """Returns the columns of `query` or `key` in the band, [heads or 1, lags, channels], those of `key` from the last lag on."""
+        window = getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
+        return window.flip(1) if name == "key" else window
+
+    def score(self) -> None:
+        """Computes the scores of the band and their ends, by matrix products."""
+        if not self.scored:
+            return
+        shape = (*self.q.shape[:3], self.arguments["band_lags"])
+        if self.tables.query is not None:
+            scores = self.raw_q @ self.table("query").mT
+            self.arguments["QueryEnds"] = ends_of(scores)
+        else:
+            scores = self.q.new_zeros(shape)
+        self.arguments["BandScores"] = scores
+        if self.tables.key is not None:
+            key_scores = per_query_head(self.raw_k, self.heads) @ self.table("key").mT
+            self.arguments["KeyEnds"] = ends_of(key_scores.flip(3))
+            self.shear(scores, key_scores, add=True)
+        if self.channels:
+            blocks = (triton.cdiv(self.queries, ROWS), triton.cdiv(shape[3], LAGS), self.batch * self.heads)
+            run(channel_scores_kernel, blocks, {**self.arguments, "ROWS": ROWS, "LAGS": LAGS}, warps=4, stages=2)
+
+    def shear(self, scores: Tensor, key_scores: Tensor, *, add: bool) -> None:
+        """Adds key scores to scores, or copies scores to key scores."""
+        given = {**self.arguments, "Scores": scores, "KeyScores": key_scores, "pairs_per_start": self.heads}
+        given |= {"first": self.band_first, "lags": scores.shape[3], "SIZE": ROWS, "ADD": add}
+        grid = (triton.cdiv(self.queries, ROWS), triton.cdiv(scores.shape[3] + ROWS - 1, ROWS), self.batch * self.heads)
+        run(shear_kernel, grid, given, warps=4, stages=1)
+
+    def tile(self, kind: str) -> tuple[int, int, int, int]:
+        return TILES[kind][max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
+
+    def launch(self, kernel: Any, kind: str, **arguments: Any) -> None:
+        """Runs a kernel on all blocks of queries, or with the kind "key" of keys, of all heads."""
+        rows, keys, warps, stages = self.tile(kind)
+        even = self.queries % rows == 0 and self.keys % keys == 0
+        masked = not even or self.arguments["MASK"] or self.arguments["PACKED"]
+        given = {
+            **self.arguments, **arguments, "ROWS": rows, "KEYS": keys, "WHOLE": even,
+            "NEAR_MASKED": masked or self.arguments["LIMITED"], "FAR_MASKED": masked or self.call.window is not None,
+        }  # fmt: skip
+        blocks = triton.cdiv(self.keys, keys) if kind == "key" else triton.cdiv(self.queries, rows)
+        run(kernel, (blocks, self.batch * self.heads), given, warps, stages)
+
+
+POINTERS = (
+    "Bias", "Slopes", "Gain", "ChannelGain", "Value", "BandScores", "QueryEnds", "KeyEnds", "ValueScores", "ValueEnds",
+    "BandLogits", "DBandScores", "DQueryEnds", "DKeyEnds", "ValueWeights", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias",
+    "DGain", "KeyMask", "Bounds", "SequenceStart", "SequenceEnd", "Starts", "Seed",
+)  # fmt: skip
+"""Arguments of kernels that a call may lack; any tensor stands for them."""
+
+
+def width(channels: int) -> int:
+    """Returns the power of two that holds some channels; products need at least 16."""
+    return max(16, triton.next_power_of_2(channels))
+
+
+def strides(name: str, x: Tensor) -> dict[str, int]:
+    return {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_time": x.stride(2)}
+
+
+def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
+    """Launches a kernel with those of the arguments that it takes."""
+    taken = {name: arguments[name] for name in kernel.arg_names}
+    kernel[grid](**taken, num_warps=warps, num_stages=stages)
+
+
+def ends_of(scores: Tensor) -> Tensor:
+    """Returns the first and the last column of scores as [batch, heads, 2, time] in float32."""
+    return torch.stack([scores[..., 0], scores[..., -1]], dim=2).float()
+
+
+def add_ends(scores: Tensor, ends: Tensor) -> Tensor:
+    """Adds ends to the first and the last column of scores, in place."""
+    scores[..., 0] += ends[:, :, 0].to(scores.dtype)
+    scores[..., -1] += ends[:, :, 1].to(scores.dtype)
+    return scores
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """Repeats grouped key heads until each query head has its own."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def per_key_head(x: Tensor, heads: int) -> Tensor:
+    """Sums what several query heads give to the key head that they share."""
+    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
+
+
+def summed_products(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the sum over batch and time of a's columns times b's, [heads, columns of a, columns of b], in float32."""
+    if a.is_cuda and a.dtype != torch.float32:
+        found = torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1), out_dtype=torch.float32)
+        return found.unflatten(0, a.shape[:2]).sum(0)
+    return (a.float().mT @ b.float()).sum(0)
+
+
+def forward(call: Lowered) -> list[Tensor]:
+    """Returns the output and the log-sum-exp."""
+    out, lse = outputs(call)
+    attend(Plan(call), out, lse)
+    return [out, lse]
+
+
+def attend(plan: Plan, out: Tensor, lse: Tensor) -> None:
+    """Writes the output and the log-sum-exp of a plan."""
+    plan.score()
+    given = {"Out": out, "Lse": lse}
+    if plan.tables.value is not None:
+        shape = (*lse.shape, plan.arguments["value_lags"])
+        given["BandLogits"] = torch.full(shape, -torch.inf, dtype=torch.float32, device=out.device)
+    plan.launch(forward_kernel, "forward", **given)
+    if plan.tables.value is not None:
+        more = {"lags": plan.arguments["value_lags"], "ROWS": ROWS, "LAGS": LAGS}
+        grid = (triton.cdiv(plan.queries, ROWS), plan.batch * plan.heads)
+        run(band_output_kernel, grid, {**plan.arguments, **given, **more}, warps=4, stages=2)
+
+
+def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has."""
+    out, lse = saved
+    dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    plan = Plan(call)
+    found, tables = differentiate(plan, dout, lse, delta(dout, out, dlse))
+    found |= {name: table.values for name, table in tables.tables().items()}
+    if tables.bias is not None and tables.bias.slopes is not None:
+        found["slopes"] = torch.stack(tables.bias.slopes)
+    return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]
+
+
+def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
+    """Returns `dout . out - dlse` per row: what each row's logits lose to the normalisation."""
+    found = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
+    given = {
+        "Out": out, "Dout": dout, "Dlse": out if dlse is None else dlse.contiguous(), "Delta": found, **strides("dout", dout),
+        "heads": out.shape[1], "queries": out.shape[2], "value_dim": out.shape[3], "VALUE_WIDTH": width(out.shape[3]),
+        "ROWS": ROWS, "DLSE": dlse is not None,
+    }  # fmt: skip
+    run(delta_kernel, (triton.cdiv(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    return found
+
+
+def differentiate(plan: Plan, dout: Tensor, lse: Tensor, delta: Tensor) -> tuple[dict[str, Tensor], Terms]:
+    """Returns the gradients of q, k, v and of the raw q and k by name, and those of the tables."""
+    plan.score()
+    tables = Terms(**{name: table.zeros(torch.float32) for name, table in plan.tables.tables().items()})
+    given: dict[str, Any] = {"Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": delta}
+    if plan.tables.value is not None:
+        given["ValueScores"] = dout @ plan.arguments["Value"].mT
+        given["ValueEnds"] = ends_of(given["ValueScores"])
+    dq, rows = _query_gradients(plan, given)
+    found = {"q": dq}
+    if plan.tables.value is not None and tables.value is not None:
+        weights = add_ends(rows.pop("ValueWeights"), rows["ValueMasses"])
+        plan.tables.value.fold(summed_products(weights, dout), plan.value_first, tables.value)
+    dscores = rows.pop("DBandScores", None)
+    found |= _key_gradients(plan, given, dscores, tables)
+    if dscores is not None:
+        if plan.channels:
+            _channel_gradients(plan, rows["DGainEnds"], dscores, found, tables)
+        if plan.tables.query is not None and tables.query is not None:
+            dscores = add_ends(dscores, rows["DQueryEnds"])
+            plan.tables.query.fold(plan.call.scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
+            _add(found, "q", plan.call.raw_q, plan.call.scale * (dscores @ plan.table("query")))
+    found["k"], found["v"] = per_key_head(found["k"], plan.k.shape[1]), per_key_head(found["v"], plan.k.shape[1])
+    _scalar_gradients(plan, given, rows["DScalarEnds"], tables)
+    return found, tables
+
+
+def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, gradient: Tensor) -> None:
+    """Adds a gradient of the raw q or k to that of the transformed one where they are the same tensor."""
+    if raw is None:
+        found[name] = found[name] + gradient
+    else:
+        found[f"raw_{name}"] = gradient
+
+
+def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns dq and what the same kernel finds for the tables."""
+    lse = given["Lse"]
+    dq = torch.empty(plan.q.shape, dtype=plan.q.dtype, device=plan.q.device)
+
+    def ends(*shape: int) -> Tensor:
+        return torch.empty(*lse.shape[:2], *shape, lse.shape[2], dtype=torch.float32, device=lse.device)
+
+    rows: dict[str, Tensor] = {"DScalarEnds": ends(3, 2)}
+    if plan.scored:
+        rows["DBandScores"] = torch.zeros_like(plan.arguments["BandScores"])
+    if plan.tables.query is not None:
+        rows["DQueryEnds"] = ends(2)
+    if plan.tables.value is not None:
+        rows["ValueWeights"], rows["ValueMasses"] = torch.zeros_like(given["ValueScores"]), ends(2)
+    if plan.channels:
+        blocks = triton.cdiv(plan.queries, plan.tile("query")[0])
+        rows["DGainEnds"] = torch.empty(*lse.shape[:2], blocks, 2, plan.arguments["WIDTH"], device=lse.device)
+    plan.launch(query_gradient_kernel, "query", Dq=dq, **given, **rows)
+    return dq, rows
+
+
+def _key_gradients(plan: Plan, given: dict[str, Any], dscores: Tensor | None, tables: Terms) -> dict[str, Tensor]:
+    """Returns dk and dv per query head, and adds the gradient of the key table."""
+    shape = (plan.batch, plan.heads, plan.keys)
+    dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
+    ends = {}
+    if plan.tables.key is not None:
+        ends["DKeyEnds"] = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
+    plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, **given, **ends)
+    found = {"k": dk, "v": dv}
+    if plan.tables.key is not None and tables.key is not None and dscores is not None:
+        dkey_scores = dscores.new_zeros(*shape, dscores.shape[3])
+        plan.shear(dscores, dkey_scores, add=False)
+        # The columns go from the last lag to the first.
+        add_ends(dkey_scores, ends["DKeyEnds"].flip(2))
+        gradient = plan.call.scale * summed_products(dkey_scores, per_query_head(plan.raw_k, plan.heads))
+        plan.tables.key.fold(gradient.flip(1), plan.band_first, tables.key)
+        draw_k = plan.call.scale * (dkey_scores @ plan.table("key"))
+        _add(found, "k", plan.call.raw_k, draw_k if plan.call.raw_k is None else per_key_head(draw_k, plan.k.shape[1]))
+    return found
+
+
+def _channel_gradients(plan: Plan, ends: Tensor, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
+    """Adds the shares of a gain per channel to dq and dk, and its gradient."""
+    assert plan.tables.gain is not None and tables.gain is not None
+    blocks, pairs = triton.cdiv(plan.queries, ROWS), plan.batch * plan.heads
+    lags, head_dim = plan.arguments["band_lags"], plan.q.shape[3]
+    shares = torch.empty(plan.batch, plan.heads, blocks, lags, head_dim, dtype=torch.float32, device=plan.q.device)
+    given = {
+        **plan.arguments, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"], "DChannelGain": shares, "ROWS": ROWS
+    }  # fmt: skip
+    run(channel_query_gradient_kernel, (blocks, pairs), given, warps=4, stages=2)
+    run(channel_key_gradient_kernel, (triton.cdiv(plan.keys, ROWS), pairs), given, warps=4, stages=2)
+    window = shares.sum((0, 2))
+    window[:, 0] += ends[..., 0, :head_dim].sum((0, 2))
+    window[:, -1] += ends[..., 1, :head_dim].sum((0, 2))
+    plan.tables.gain.fold(window, plan.band_first, tables.gain)
+
+
+def _scalar_gradients(plan: Plan, given: dict[str, Any], ends: Tensor, tables: Terms) -> None:
+    """Adds the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows."""
+    windows = diagonal_sums(plan, given)
+    if not windows:
+        return
+    # [heads, bias or gain or slope, past or future]
+    beyond = ends.sum((0, 4)) if plan.only is None else ends.new_zeros(plan.heads, 3, 2)
+    for index, name in enumerate(("bias", "gain")):
+        if name not in windows:
+            continue
+        window = windows[name]
+        window[:, 0] += beyond[:, index, 0]
+        window[:, -1] += beyond[:, index, 1]
+        table, into = getattr(plan.tables, name), getattr(tables, name)
+        table.fold(window if name == "bias" else window[..., None], plan.low, into)
+        if into.slopes is not None:
+            for slope, found in zip(into.slopes, beyond[:, 2].unbind(1), strict=True):
+                slope += found.sum(0, keepdim=True) if slope.shape[0] == 1 else found
+
+
+def diagonal_sums(plan: Plan, given: dict[str, Any]) -> dict[str, Tensor]:
+    """Returns the gradients of bias and of a gain of scalars in the band, [heads, lags] each."""
+    wanted = [name for name in ("bias", "gain") if plan.arguments[name.upper()]]
+    if not wanted:
+        return {}
+    count = plan.high - plan.low + 1
+    size, _, warps, stages = plan.tile("scalar")
+    diagonals = triton.cdiv(count + size - 1, size)
+    row_tiles = triton.cdiv(plan.queries, size)
+    most = max(1, DIAGONAL_PROGRAMS // (diagonals * plan.heads))
+    tiles = triton.cdiv(plan.batch * row_tiles, min(most, plan.batch * row_tiles))
+    chunks = triton.cdiv(plan.batch * row_tiles, tiles)
+    shape = (plan.heads, diagonals, chunks, 2 * size)
+    partial = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
+    more = {
+        **{f"D{name.capitalize()}": sums for name, sums in partial.items()}, "SIZE": size,
+        "batches": plan.batch, "row_tiles": row_tiles, "tiles": tiles,
+    }  # fmt: skip
+    run(scalar_gradient_kernel, (diagonals, chunks, plan.heads), {**plan.arguments, **given, **more}, warps, stages)
+    found = {}
+    for name, sums in partial.items():
+        lower, upper = sums.sum(2).unflatten(-1, (2, size)).unbind(2)
+        overlapped = torch.zeros(plan.heads, diagonals + 1, size, dtype=torch.float32, device=plan.q.device)
+        overlapped[:, :-1] += lower
+        overlapped[:, 1:] += upper
+        found[name] = overlapped.flatten(1)[:, size - 1 : size - 1 + count].contiguous()
+    return found
+
+
+def outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `forward`."""
+    return [
+        call.q.new_empty(*call.q.shape[:3], call.v.shape[3]),
+        call.q.new_empty(call.q.shape[:3], dtype=torch.float32),
+    ]

@@ -1,0 +1,153 @@
+"""What the kernels share: the terms of a tile, who may see whom, dropout, loads of rows.
+
+A tile is a rectangle of queries and keys in either order of its axes: `row` and `key` are their indices, shaped so that
+`lag = key - row - start` is the tile. Logits carry a factor of log2(e), because the hardware's exponential has the base 2.
+"""
+
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# Where the running maximum starts: below every logit, and finite, so that no difference of infinities appears.
+LOWEST = tl.constexpr(-1e30)
+
+# SplitMix64, as in lagwise/noise.py.
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
+MIX_2 = tl.constexpr(0x94D049BB133111EB)
+DROPOUT_STREAM = tl.constexpr(1)
+DROPPED_BITS = tl.constexpr(40)
+
+PAST = tl.constexpr(0)
+NEAR = tl.constexpr(1)
+FUTURE = tl.constexpr(2)
+
+
+@triton.jit
+def product(a, b):
+    """Multiplies matrices and sums in float32; float32 operands are not rounded to fewer bits."""
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def load_rows(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Loads rows of a matrix [count, dim] as [index, WIDTH], with zeros beyond its ends; WHOLE says that none lies beyond."""
+    channel = tl.arange(0, WIDTH)
+    pointers = X + index.to(tl.int64)[:, None] * stride + channel[None, :]
+    if WHOLE and WIDTH == dim:
+        return tl.load(pointers)
+    there = (index >= 0)[:, None] & (index < count)[:, None] & (channel < dim)[None, :]
+    return tl.load(pointers, mask=there, other=0.0)
+
+
+@triton.jit
+def load_columns(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Loads rows of a matrix [count, dim] as the columns of [WIDTH, index]."""
+    channel = tl.arange(0, WIDTH)
+    pointers = X + index.to(tl.int64)[None, :] * stride + channel[:, None]
+    if WHOLE and WIDTH == dim:
+        return tl.load(pointers)
+    there = (index >= 0)[None, :] & (index < count)[None, :] & (channel < dim)[:, None]
+    return tl.load(pointers, mask=there, other=0.0)
+
+
+@triton.jit
+def store_rows(X, index, count, stride, x, dim: tl.constexpr, WIDTH: tl.constexpr):
+    """Stores [index, WIDTH] to rows of a matrix [count, dim]."""
+    channel = tl.arange(0, WIDTH)
+    pointers = X + index.to(tl.int64)[:, None] * stride + channel[None, :]
+    tl.store(pointers, x.to(X.dtype.element_ty), mask=(index < count)[:, None] & (channel < dim)[None, :])
+
+
+@triton.jit
+def visible(
+    lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+    LIMITED: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Says which pairs of a tile may be seen: LIMITED by their lag, in a RAGGED tile by the last key, by a MASK, or when PACKED."""
+    seen = lag >= first if LIMITED else lag == lag
+    if LIMITED:
+        seen = seen & (lag <= last)
+    if RAGGED:
+        seen = seen & (key < keys)
+    if MASK:
+        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0)
+    if PACKED:
+        there = row < queries
+        seen = seen & (key >= tl.load(SequenceStart + row, mask=there, other=0))
+        seen = seen & (key < tl.load(SequenceEnd + row, mask=there, other=0))
+    return seen
+
+
+@triton.jit
+def lag_scores(Scores, row, queries, lag, first, lags):
+    """Gathers from scores [queries, lags] each query's entry of each lag, zero where the lag is beyond the columns.
+
+    The lags of a query lie side by side. Written with a mask, not with clamped columns, from which the compiler would not see it.
+    """
+    column = lag - first
+    inside = (column >= 0) & (column < lags) & (row < queries)
+    return tl.load(Scores + row.to(tl.int64) * lags + column, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def put_lag_scores(Scores, row, queries, lag, first, lags, x):
+    """Writes a tile to scores [queries, lags]; what is beyond the columns is left out."""
+    column = lag - first
+    inside = (column >= 0) & (column < lags) & (row < queries)
+    tl.store(Scores + row.to(tl.int64) * lags + column, x.to(Scores.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_ends(Ends, index, count):
+    """Loads ends [2, count]: what lags before the first column and after the last one see."""
+    there = index < count
+    return tl.load(Ends + index, mask=there, other=0.0), tl.load(Ends + count + index, mask=there, other=0.0)
+
+
+@triton.jit
+def store_ends(Ends, index, count, past, future):
+    """Stores ends [2, count]."""
+    tl.store(Ends + index, past, mask=index < count)
+    tl.store(Ends + count + index, future, mask=index < count)
+
+
+@triton.jit
+def before(x, lag, first):
+    """Keeps of a tile what lies before the lag `first`."""
+    return tl.where(lag < first, x, 0.0)
+
+
+@triton.jit
+def after(x, lag, last):
+    """Keeps of a tile what lies after the lag `last`."""
+    return tl.where(lag > last, x, 0.0)
+
+
+@triton.jit
+def mix(x):
+    x = (x ^ (x >> 30)) * MIX_1
+    x = (x ^ (x >> 27)) * MIX_2
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def next_state(state, counter):
+    return mix(state + counter.to(tl.uint64) * GOLDEN)
+
+
+@triton.jit
+def dropout_state(Seed, batch, head):
+    """Returns the state of the dropout mask of one head, before rows and keys are counted."""
+    state = mix(tl.load(Seed).to(tl.int64).to(tl.uint64))
+    state = mix(state + DROPOUT_STREAM * GOLDEN)
+    return next_state(next_state(state, batch.to(tl.int64)), head.to(tl.int64))
+
+
+@triton.jit
+def kept(state, row, key, dropped):
+    """Says which pairs of a tile dropout keeps; `dropped` is the probability of dropping in steps of 2^-24."""
+    return (next_state(next_state(state, row.to(tl.int64)), key.to(tl.int64)) >> DROPPED_BITS).to(tl.int32) >= dropped
