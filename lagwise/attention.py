@@ -1,6 +1,8 @@
 """The public calls: check what is given, choose who computes it, call them."""
 
 import math
+import os
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +15,7 @@ from lagwise.impl import operators, support
 from lagwise.impl.dense import dense
 from lagwise.impl.lowering import lower
 from lagwise.impl.split import near_band
-from lagwise.lags import reachable_lags
+from lagwise.lags import LagTable, reachable_lags
 from lagwise.terms import Terms
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -22,6 +24,10 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # the keys outnumber the tables' lags by a factor, which a GPU's launches raise.
 DENSE_PAIRS = 128 * 128
 SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 6}
+
+
+# The most lags of a table of vectors whose scores the kernels write out.
+WIDEST_VECTORS = 2049
 
 
 class Choice(NamedTuple):
@@ -76,7 +82,7 @@ def attention(
         seed: Where random numbers start. By default a fresh one for dropout and for encodings in training mode, and always the
             same one for encodings in evaluation mode.
         return_lse: Also return the natural log-sum-exp of the logits, [batch, heads, queries], -inf for empty rows.
-        impl: "auto", "dense", "blockwise" or "split"; a named one that cannot do the job raises. See `which_impl`.
+        impl: "auto", "dense", "blockwise", "split" or "triton"; a named one that cannot do the job raises. See `which_impl`.
 
     >>> import lagwise
     >>> q = k = v = torch.randn(1, 8, 100, 64)
@@ -179,17 +185,20 @@ def choose(
     # Half-precision inputs are left to those who sum in float32.
     if q.shape[2] * k.shape[2] <= DENSE_PAIRS and not vectors and asked & {"float32", "float64"}:
         return Choice("dense", f"{q.shape[2]} queries and {k.shape[2]} keys are few pairs, and the tables are scalars")
+    # On a CPU the kernels would be interpreted.
+    kernels = q.is_cuda and support.refusal("triton", asked) is None
+    otherwise = "triton" if kernels else "blockwise"
     reason = support.refusal("split", asked)
     if reason is not None:
-        return Choice("blockwise", f"split cannot do this: {reason}")
+        return Choice(otherwise, f"split cannot do this: {reason}")
     if window is not None:
-        return Choice("blockwise", "a window leaves no far field")
+        return Choice(otherwise, "a window leaves no far field")
     band = near_band(terms)
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    needed = SPLIT_PAYS_FROM.get(q.device.type, SPLIT_PAYS_FROM["cuda"]) * (band[1] - band[0] + 1)
+    needed = SPLIT_PAYS_FROM["cuda" if q.is_cuda else "cpu"] * (band[1] - band[0] + 1)
     if k.shape[2] < needed:
-        return Choice("blockwise", f"{k.shape[2]} keys are fewer than {needed}, from which on the far field of these tables pays")
+        return Choice(otherwise, f"{k.shape[2]} keys are fewer than {needed}, from which on the far field of these tables pays")
     return Choice("split", f"{k.shape[2]} keys are at least {needed}, from which on the far field of these tables pays")
 
 
@@ -219,10 +228,24 @@ def features(
         "value width": q.shape[3] != v.shape[3],
         "dropout": dropout > 0.0,
         "wide head": max(q.shape[3], v.shape[3]) > 256,
+        "wide vectors": any(len(table.values[0]) > WIDEST_VECTORS for table in vector_tables(terms)),
+        "no kernels": not kernels_run_on(q.device),
     }
     kinds = {"bias": "bias" if not asked["slopes"] else "slopes", "gain": "gain"}
     tables = {kinds.get(name, name) for name in terms.tables()}
     return {name for name, there in asked.items() if there} | tables | {q.device.type, str(q.dtype).removeprefix("torch.")}
+
+
+def vector_tables(terms: Terms) -> list[LagTable]:
+    """Returns the tables with more than one channel."""
+    return [table for table in terms.tables().values() if table.values.ndim == 3 and table.values.shape[2] > 1]
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Says whether the Triton kernels can run: on a CUDA device, or anywhere under Triton's interpreter."""
+    if find_spec("triton") is None:
+        return False
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -10,6 +10,8 @@ log-sum-exps. docs/mathematics.md derives the backward pass.
 """
 
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -59,6 +61,11 @@ class Side:
         table: LagTable | None = getattr(self.tables, name)
         return None if table is None else table.values[:, self.column, None].to(dtype)
 
+    def add(self, gradients: Terms, name: str, gradient: Tensor) -> None:
+        """Adds a gradient, [heads] or [heads, channels], to a table's tail."""
+        column = getattr(gradients, name).values[:, self.column]
+        column += gradient.sum(0, keepdim=True) if column.shape[0] == 1 else gradient
+
     def queries(self, part: Part) -> Tensor:
         """Returns the queries that make this side plain attention, in its order of time and rounded once."""
         gain, key = self.tail("gain", part.compute), self.tail("key", part.compute)
@@ -105,12 +112,19 @@ def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
     return (low, min(high, part.last)), sides[: far_sides(call)]
 
 
+def fused(call: Lowered) -> bool:
+    """Says whether the band runs on the Triton kernels: on a GPU, where Triton is installed."""
+    return call.q.is_cuda and find_spec("triton") is not None
+
+
 def forward(call: Lowered) -> list[Tensor]:
     """Returns output and log-sum-exp, then what `backward` needs of the far fields and of the band.
 
     These are outputs (without their values' tail) and log-sum-exps of the far fields, and the logits of the band where they take
     products with tables to compute again.
     """
+    if fused(call):
+        return import_module("lagwise.impl.triton.near_far").forward(call)
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
     _, _, far_out, far_lse, scores = outputs(call)
@@ -153,6 +167,8 @@ def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor, shift:
 
 def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has."""
+    if fused(call):
+        return import_module("lagwise.impl.triton.near_far").backward(call, saved, dout, dlse)
     out, lse, far_out, far_lse, scores = saved
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
@@ -183,13 +199,13 @@ def _shift_backward(
         shifted = far_out[:, :, rows] if value is None else far_out[:, :, rows] + value
         change = mass * ((here * shifted).sum(-1) - delta[:, :, rows])
         if part.tables.bias is not None:
-            _add(gradients, side, "bias", change.sum((0, 2)))
+            side.add(gradients.tables, "bias", change.sum((0, 2)))
         if query is not None:
             scaled = part.scale * change[..., None]
-            _add(gradients, side, "query", (scaled * part.raw_q[:, :, rows]).sum((0, 2)))
+            side.add(gradients.tables, "query", (scaled * part.raw_q[:, :, rows]).sum((0, 2)))
             gradients.raw_q[:, :, rows] += scaled * query
         if value is not None:
-            _add(gradients, side, "value", (mass[..., None] * here).sum((0, 2)))
+            side.add(gradients.tables, "value", (mass[..., None] * here).sum((0, 2)))
 
 
 def _side_backward(
@@ -212,19 +228,13 @@ def _side_backward(
         gradients.k[:, :, keys] += side.seen(piece_dk)
         gradients.v[:, :, keys] += side.seen(piece_dv)
         if part.tables.key is not None:
-            _add(gradients, side, "key", dq.sum((0, 2)))
+            side.add(gradients.tables, "key", dq.sum((0, 2)))
         if gain is None:
             gradients.q[:, :, rows] += dq
         else:
             dgain = (dq * part.q[:, :, rows]).sum((0, 2))
-            _add(gradients, side, "gain", dgain if gain.shape[-1] > 1 else dgain.sum(-1, keepdim=True))
+            side.add(gradients.tables, "gain", dgain if gain.shape[-1] > 1 else dgain.sum(-1, keepdim=True))
             gradients.q[:, :, rows].addcmul_(dq, gain)
-
-
-def _add(gradients: Gradients, side: Side, name: str, gradient: Tensor) -> None:
-    """Adds a gradient, [heads] or [heads, channels], to a table's tail."""
-    column = getattr(gradients.tables, name).values[:, side.column]
-    column += gradient.sum(0, keepdim=True) if column.shape[0] == 1 else gradient
 
 
 def far_sides(call: Lowered) -> int:
@@ -239,7 +249,7 @@ def outputs(call: Lowered) -> list[Tensor]:
     compute = torch.promote_types(call.q.dtype, torch.float32)
     shape = (*call.q.shape[:3], call.v.shape[3])
     lags = 0
-    if call.query is not None or call.key is not None:
+    if (call.query is not None or call.key is not None) and not fused(call):
         ((_, _, part),) = parts_of(call)
         (first, last), _ = layout(call, part)
         lags = max(0, last - first + 1) if last - first < KEPT_LAGS else 0

@@ -15,7 +15,9 @@ program that owns them, so that nothing needs atomics. With CHANNELS, a gain per
 and beyond the band it is q * gain of the end column.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import triton
 import triton.language as tl
@@ -29,7 +31,9 @@ from lagwise.impl.triton.tiles import (
     PAST,
     after,
     before,
+    clear_scores,
     dropout_state,
+    gather,
     kept,
     lag_scores,
     load_columns,
@@ -62,7 +66,7 @@ def tile_logits(
     x = content
     gain = 1.0
     if GAIN:
-        gain = tl.load(Gain + (lag - table_first)) if SIDE == NEAR else tl.load(Gain + (end - table_first))
+        gain = gather(Gain + (lag - table_first), row >= 0) if SIDE == NEAR else tl.load(Gain + (end - table_first))
         x = x * gain
     if SCORES and SIDE == NEAR:
         x += lag_scores(BandScores, row, queries, lag, band_first, band_lags)
@@ -80,7 +84,7 @@ def tile_logits(
             x += past if SIDE == PAST else future
     x = x * (scale * LOG2E)
     if BIAS:
-        bias = tl.load(Bias + (lag - table_first)) if SIDE == NEAR else tl.load(Bias + (end - table_first))
+        bias = gather(Bias + (lag - table_first), row >= 0) if SIDE == NEAR else tl.load(Bias + (end - table_first))
         x += bias * LOG2E
     if SLOPES and SIDE != NEAR:
         slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head) * LOG2E
@@ -181,7 +185,7 @@ def key_range(
         begin = tl.maximum(begin, tl.load(SequenceStart + row_start))
         end = tl.minimum(end, tl.load(SequenceEnd + tl.minimum(row_start + ROWS, queries) - 1))
     begin = begin // KEYS * KEYS
-    near, beyond = near_stretch(begin, end, near_first + position - KEYS + 1, near_last + position + ROWS - 1, FAR, KEYS)
+    near, beyond = near_stretch(begin, end, near_first + position - KEYS, near_last + position + ROWS, FAR, KEYS)
     return begin, near, beyond, end
 
 
@@ -306,7 +310,7 @@ def band_output_kernel(
 @triton.jit(do_not_specialize=NUMBERS)
 def query_gradient_kernel(
     Q, K, V, Dout, Lse, Delta, Dq, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds,
-    DBandScores, DQueryEnds, ValueWeights, ValueMasses, DScalarEnds, DGainEnds,
+    DQueryEnds, ValueMasses, DScalarEnds, DGainEnds,
     KeyMask, Bounds, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags, low, high,
@@ -321,6 +325,8 @@ def query_gradient_kernel(
     """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
 
     dq = scale sum_j gain(n) dlogit(i, j) k_j
+
+    Gradients are written over the scores, and weights over the value scores, which nobody needs any more.
 
     `DScalarEnds`, [batch, heads, 3, 2, queries], gets the sums of dlogit, of dlogit times content and of dlogit times the
     distance beyond the end, before `low` and after `high`.
@@ -338,9 +344,7 @@ def query_gradient_kernel(
     Bias += head * table_lags
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     BandScores += base * queries * band_lags
-    DBandScores += base * queries * band_lags
     ValueScores += base * queries * value_lags
-    ValueWeights += base * queries * value_lags
     KeyMask += batch.to(tl.int64) * keys
     begin, near, beyond, end = key_range(
         row_start, start, batch, queries, keys, first, last, near_first, near_last, Bounds, SequenceStart, SequenceEnd,
@@ -389,9 +393,9 @@ def query_gradient_kernel(
                     else:
                         past_mass += tl.sum(before(weights, lag, value_first), 1)
                         future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
-                        put_lag_scores(ValueWeights, row[:, None], queries, lag, value_first, value_lags, weights)
+                        put_lag_scores(ValueScores, row[:, None], queries, lag, value_first, value_lags, weights)
                 if SCORES and SIDE == NEAR:
-                    put_lag_scores(DBandScores, row[:, None], queries, lag, band_first, band_lags, dlogits)
+                    put_lag_scores(BandScores, row[:, None], queries, lag, band_first, band_lags, dlogits)
                 if QUERY and FAR:
                     if SIDE == PAST:
                         past_query += tl.sum(dlogits, 1)
@@ -435,7 +439,10 @@ def query_gradient_kernel(
         tl.store(entry + WIDTH + channel, tl.sum(dq_future * q.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
     store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq * scale, head_dim, WIDTH)
+    if SCORES:
+        clear_scores(BandScores, row, queries, start, near, beyond, band_first, band_lags, KEYS)
     if VALUE:
+        clear_scores(ValueScores, row, queries, start, near, beyond, value_first, value_lags, KEYS)
         store_ends(ValueMasses + base * 2 * queries, row, queries, past_mass, future_mass)
     if QUERY:
         store_ends(DQueryEnds + base * 2 * queries, row, queries, past_query, future_query)
@@ -490,7 +497,7 @@ def key_gradient_kernel(
         end = tl.minimum(end, tl.load(SequenceEnd + tl.minimum(key_start + KEYS, keys) - 1))
     begin = begin // ROWS * ROWS
     near, beyond = near_stretch(
-        begin, end, key_start - ROWS + 1 - start - near_last, key_start + KEYS - 1 - start - near_first, FAR, ROWS
+        begin, end, key_start - ROWS - start - near_last, key_start + KEYS - start - near_first, FAR, ROWS
     )
     state = dropout_state(Seed, batch, head) if DROPOUT else 0
 

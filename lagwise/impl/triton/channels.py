@@ -8,7 +8,9 @@ Each lag has its own weights of the channels, so that this is no matrix product:
 walks over the lags.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import triton
 import triton.language as tl

@@ -13,7 +13,9 @@ so that tiles are added up entry by entry, and only their sum is summed along it
 partial sums and the host adds them up: no atomics, the same bits each time.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import triton
 import triton.language as tl
@@ -39,19 +41,20 @@ def diagonal_sums(x, SIZE: tl.constexpr):
     return tl.sum(tl.where(inside, skewed, 0.0), 0)
 
 
-@triton.jit(do_not_specialize=[*NUMBERS, "batches", "row_tiles", "tiles"])
+@triton.jit(do_not_specialize=[*NUMBERS, "chunks"])
 def scalar_gradient_kernel(
     Q, K, V, Dout, Lse, Delta, Bias, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DBias, DGain,
     KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
     heads, group, queries, keys, query_start, first, last, table_first, table_lags, low, high,
-    band_first, band_lags, value_first, value_lags, scale, dropped, batches, row_tiles, tiles,
+    band_first, band_lags, value_first, value_lags, scale, dropped, chunks,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
     BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr,
+    VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
-    """Sums dlogit over `tiles` tiles of a block diagonal, for the lags from `low` to `high`."""
-    diagonal, chunk, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Sums dlogit over one of the `chunks` of a block diagonal, for the lags from `low` to `high`."""
+    diagonal, head = tl.program_id(0), tl.program_id(2)
+    batch, chunk = tl.program_id(1) // chunks, tl.program_id(1) % chunks
     index = tl.arange(0, SIZE)
     offset = low + diagonal * SIZE
     lag = offset + index[None, :] - index[:, None]
@@ -60,43 +63,46 @@ def scalar_gradient_kernel(
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     dbias = tl.zeros([SIZE, SIZE], tl.float32)
     dgain = tl.zeros([SIZE, SIZE], tl.float32)
-    for tile in range(chunk * tiles, tl.minimum((chunk + 1) * tiles, batches * row_tiles)):
-        batch, row_start = tile // row_tiles, tile % row_tiles * SIZE
-        start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-        key_start = row_start + start + offset
-        if (key_start + SIZE > 0) & (key_start < keys):
-            row, key = row_start + index, key_start + index
-            some_key = tl.maximum(key, 0)[None, :]
-            base = (batch * heads + head).to(tl.int64)
-            wide_batch, wide_head, key_head = batch.to(tl.int64), head.to(tl.int64), (head // group).to(tl.int64)
-            q = load_rows(Q + wide_batch * q_batch + wide_head * q_head, row, queries, q_time, head_dim, WIDTH, False)
-            k = load_rows(K + wide_batch * k_batch + key_head * k_head, key, keys, k_time, head_dim, WIDTH, False)
-            v = load_rows(V + wide_batch * v_batch + key_head * v_head, key, keys, v_time, value_dim, VALUE_WIDTH, False)
-            dout = load_rows(
-                Dout + wide_batch * dout_batch + wide_head * dout_head, row, queries, dout_time, value_dim, VALUE_WIDTH, False
-            )
-            lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
-            q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
-            content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
-            logits, _gain = tile_logits(
-                content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
-                heads, BandScores + base * queries * band_lags, band_first, band_lags,
-                QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys, queries, keys, first, last,
-                KeyMask + wide_batch * keys, SequenceStart, SequenceEnd,
-                NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, True, True, False, MASK, PACKED,
-            )  # fmt: skip
-            logits = tl.where(here & (key >= 0)[None, :], logits, -float("inf"))
-            state = dropout_state(Seed, batch, head) if DROPOUT else 0
-            _weights, dlogits = tile_gradient(
-                logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], some_key, state, dropped,
-                ValueScores + base * queries * value_lags, ValueEnds + base * 2 * queries, value_first, value_lags, queries,
-                NEAR, VALUE, DROPOUT,
-            )  # fmt: skip
-            if BIAS:
-                dbias += dlogits
-            if GAIN:
-                dgain += dlogits * content
-    entry = ((head * tl.num_programs(0) + diagonal) * tl.num_programs(1) + chunk).to(tl.int64) * 2 * SIZE
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    base = (batch * heads + head).to(tl.int64)
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
+    Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
+    BandScores += base * queries * band_lags
+    ValueScores += base * queries * value_lags
+    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+    # The tiles of the diagonal that have keys, and this chunk's share of them.
+    begin = tl.maximum(-start - offset, 0) // SIZE
+    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + SIZE - 1) // SIZE
+    share = (tl.maximum(end - begin, 0) + chunks - 1) // chunks
+    for tile in range(begin + chunk * share, tl.minimum(begin + (chunk + 1) * share, end)):
+        row = tile * SIZE + index
+        key = row + start + offset
+        some_key = tl.maximum(key, 0)[None, :]
+        q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False)
+        k = load_rows(K, key, keys, k_time, head_dim, WIDTH, False)
+        v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, False)
+        dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
+        lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+        q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
+        content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
+        logits, _gain = tile_logits(
+            content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
+            heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+            queries, keys, first, last, KeyMask + batch.to(tl.int64) * keys, SequenceStart, SequenceEnd,
+            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, True, LIMITED, False, MASK, PACKED,
+        )  # fmt: skip
+        logits = tl.where(here & (key >= 0)[None, :] & (key < keys)[None, :], logits, -float("inf"))
+        _weights, dlogits = tile_gradient(
+            logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], some_key, state, dropped,
+            ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, NEAR, VALUE, DROPOUT,
+        )  # fmt: skip
+        if BIAS:
+            dbias += dlogits
+        if GAIN:
+            dgain += dlogits * content
+    entry = ((head * tl.num_programs(0) + diagonal) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * 2 * SIZE
     lags = tl.arange(0, 2 * SIZE)
     if BIAS:
         tl.store(DBias + entry + lags, diagonal_sums(dbias, SIZE))

@@ -1,6 +1,6 @@
 """`impl="triton"` on the host: scores of vector tables by matrix products, then the kernels, then the gradients of the tables."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,6 +12,7 @@ from lagwise.impl.triton.channels import channel_key_gradient_kernel, channel_qu
 from lagwise.impl.triton.diagonals import scalar_gradient_kernel
 from lagwise.impl.triton.rows import delta_kernel
 from lagwise.impl.triton.shear import shear_kernel
+from lagwise.impl.triton.tiles import DIRECT
 from lagwise.lags import LagTable, visible_lags
 from lagwise.noise import KEEP_BITS
 from lagwise.terms import Terms
@@ -22,9 +23,14 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
     "query": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scalar": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "scalar": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
 }
-# Entries that a padded table has beyond the near lags: a tile of any size that touches them stays inside.
+# Products of float32 run on the ordinary units, one instruction per number: larger tiles would compile for minutes.
+FLOAT32_TILES = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
+# The interpreter has no registers to fill: small tiles leave less to compute in vain.
+INTERPRETED = (16, 16, 1, 1)
+# Entries that a padded table has beyond the near lags: a tile that touches them stays inside if it has at most so many queries and
+# keys together.
 PADDING = 256
 # Programs of the diagonal sums, enough to fill a GPU.
 DIAGONAL_PROGRAMS = 2048
@@ -55,12 +61,16 @@ class Plan:
         self.tables = tables_of(call)
         gain = self.tables.gain
         self.channels = gain is not None and gain.values.shape[2] > 1
+        self.low = self.high = 0
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
         self.scored = any(getattr(self.tables, name) is not None for name in scored)
-        self.band_first, self.band_last = self.band(*scored)
-        self.value_first, self.value_last = self.band("value")
-        near_first, near_last = (min(self.low, last), max(self.high, last + 1)) if call.causal else (self.low, self.high)
+        self.band_first, self.band_last = aligned(*self.band(*scored))
+        self.value_first, self.value_last = aligned(*self.band("value"))
+        near_first, near_last = self.low, max(self.high, self.band_last, self.value_last)
+        if call.causal:
+            # Beyond the near tiles nothing is masked.
+            near_first, near_last = min(near_first, last), max(near_last, last)
         self.arguments: dict[str, Any] = {
             **dict.fromkeys(POINTERS, q), "Q": q, "K": k, "V": v,
             **strides("q", q), **strides("k", k), **strides("v", v),
@@ -87,10 +97,16 @@ class Plan:
         self._mask_keys()
 
     def band(self, *names: str) -> tuple[int, int]:
-        """Returns the first and the last lag of the columns of some tables that the call can reach, at least one lag."""
+        """Returns the first and the last lag of the columns of some tables that the call can reach, at least one lag.
+
+        With `only` it is that band for all tables, so that none of them has an end in it.
+        """
+        if self.only is not None:
+            return self.first, max(self.first, self.last)
         found = [table for name in names if (table := getattr(self.tables, name)) is not None]
         if not found:
-            return 0, 0
+            # Somewhere among the others, where it widens nothing.
+            return self.low, self.low
         low, high = min(table.first for table in found), max(table.last for table in found)
         low = min(max(low, self.first), high)
         return low, max(min(high, self.last), low)
@@ -147,21 +163,24 @@ class Plan:
         self.arguments["BandScores"] = scores
         if self.tables.key is not None:
             key_scores = per_query_head(self.raw_k, self.heads) @ self.table("key").mT
-            self.arguments["KeyEnds"] = ends_of(key_scores.flip(3))
+            self.arguments["KeyEnds"] = ends_of(key_scores).flip(2)
             self.shear(scores, key_scores, add=True)
         if self.channels:
-            blocks = (triton.cdiv(self.queries, ROWS), triton.cdiv(shape[3], LAGS), self.batch * self.heads)
-            run(channel_scores_kernel, blocks, {**self.arguments, "ROWS": ROWS, "LAGS": LAGS}, warps=4, stages=2)
+            grid = (blocks(self.queries, ROWS), blocks(shape[3], LAGS), self.batch * self.heads)
+            run(channel_scores_kernel, grid, {**self.arguments, "ROWS": ROWS, "LAGS": LAGS}, warps=4, stages=2)
 
     def shear(self, scores: Tensor, key_scores: Tensor, *, add: bool) -> None:
         """Adds key scores to scores, or copies scores to key scores."""
         given = {**self.arguments, "Scores": scores, "KeyScores": key_scores, "pairs_per_start": self.heads}
         given |= {"first": self.band_first, "lags": scores.shape[3], "SIZE": ROWS, "ADD": add}
-        grid = (triton.cdiv(self.queries, ROWS), triton.cdiv(scores.shape[3] + ROWS - 1, ROWS), self.batch * self.heads)
+        grid = (blocks(self.queries, ROWS), blocks(scores.shape[3] + ROWS - 1, ROWS), self.batch * self.heads)
         run(shear_kernel, grid, given, warps=4, stages=1)
 
     def tile(self, kind: str) -> tuple[int, int, int, int]:
-        return TILES[kind][max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
+        if not DIRECT.value:
+            return INTERPRETED
+        tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES[kind]
+        return tiles[max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
 
     def launch(self, kernel: Any, kind: str, **arguments: Any) -> None:
         """Runs a kernel on all blocks of queries, or with the kind "key" of keys, of all heads."""
@@ -172,21 +191,31 @@ class Plan:
             **self.arguments, **arguments, "ROWS": rows, "KEYS": keys, "WHOLE": even,
             "NEAR_MASKED": masked or self.arguments["LIMITED"], "FAR_MASKED": masked or self.call.window is not None,
         }  # fmt: skip
-        blocks = triton.cdiv(self.keys, keys) if kind == "key" else triton.cdiv(self.queries, rows)
-        run(kernel, (blocks, self.batch * self.heads), given, warps, stages)
+        count = blocks(self.keys, keys) if kind == "key" else blocks(self.queries, rows)
+        run(kernel, (count, self.batch * self.heads), given, warps, stages)
 
 
 POINTERS = (
     "Bias", "Slopes", "Gain", "ChannelGain", "Value", "BandScores", "QueryEnds", "KeyEnds", "ValueScores", "ValueEnds",
-    "BandLogits", "DBandScores", "DQueryEnds", "DKeyEnds", "ValueWeights", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias",
-    "DGain", "KeyMask", "Bounds", "SequenceStart", "SequenceEnd", "Starts", "Seed",
+    "BandLogits", "DQueryEnds", "DKeyEnds", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias", "DGain",
+    "KeyMask", "Bounds", "SequenceStart", "SequenceEnd", "Starts", "Seed",
 )  # fmt: skip
 """Arguments of kernels that a call may lack; any tensor stands for them."""
 
 
+def blocks(count: int, size: int) -> int:
+    """Returns how many blocks of a size hold a count."""
+    return -(-count // size)
+
+
+def aligned(first: int, last: int) -> tuple[int, int]:
+    """Widens a band of lags to a multiple of 8, which the vendor's matrix products need to be fast."""
+    return first, first + blocks(last - first + 1, 8) * 8 - 1
+
+
 def width(channels: int) -> int:
     """Returns the power of two that holds some channels; products need at least 16."""
-    return max(16, triton.next_power_of_2(channels))
+    return max(16, 1 << (channels - 1).bit_length())
 
 
 def strides(name: str, x: Tensor) -> dict[str, int]:
@@ -246,7 +275,7 @@ def attend(plan: Plan, out: Tensor, lse: Tensor) -> None:
     plan.launch(forward_kernel, "forward", **given)
     if plan.tables.value is not None:
         more = {"lags": plan.arguments["value_lags"], "ROWS": ROWS, "LAGS": LAGS}
-        grid = (triton.cdiv(plan.queries, ROWS), plan.batch * plan.heads)
+        grid = (blocks(plan.queries, ROWS), plan.batch * plan.heads)
         run(band_output_kernel, grid, {**plan.arguments, **given, **more}, warps=4, stages=2)
 
 
@@ -256,6 +285,12 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
     plan = Plan(call)
     found, tables = differentiate(plan, dout, lse, delta(dout, out, dlse))
+    return gradients(call, found, tables)
+
+
+def gradients(call: Lowered, found: dict[str, Tensor], tables: Terms) -> list[Tensor]:
+    """Returns gradients in the order of DIFFERENTIABLE and in the types of what they belong to; key heads get their sums."""
+    found |= {name: per_key_head(found[name], call.k.shape[1]) for name in ("k", "v", "raw_k") if name in found}
     found |= {name: table.values for name, table in tables.tables().items()}
     if tables.bias is not None and tables.bias.slopes is not None:
         found["slopes"] = torch.stack(tables.bias.slopes)
@@ -270,34 +305,44 @@ def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
         "heads": out.shape[1], "queries": out.shape[2], "value_dim": out.shape[3], "VALUE_WIDTH": width(out.shape[3]),
         "ROWS": ROWS, "DLSE": dlse is not None,
     }  # fmt: skip
-    run(delta_kernel, (triton.cdiv(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    run(delta_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
     return found
 
 
-def differentiate(plan: Plan, dout: Tensor, lse: Tensor, delta: Tensor) -> tuple[dict[str, Tensor], Terms]:
-    """Returns the gradients of q, k, v and of the raw q and k by name, and those of the tables."""
+class FarEnds(NamedTuple):
+    """What the far fields of `split` add to the ends of tables, per row: [batch, heads, 2, queries]."""
+
+    changes: Tensor  # sums of dlogit
+    masses: Tensor  # sums of weights
+
+
+def differentiate(
+    plan: Plan, dout: Tensor, lse: Tensor, delta: Tensor, far: FarEnds | None = None
+) -> tuple[dict[str, Tensor], Terms]:
+    """Returns the gradients of q, k, v and of the raw q and k by name, those of k and v per query head, and those of the tables.
+
+    The ends come from the kernels, or from the far fields where the plan has only the band.
+    """
     plan.score()
-    tables = Terms(**{name: table.zeros(torch.float32) for name, table in plan.tables.tables().items()})
+    zeros: dict[str, Any] = {name: table.zeros(torch.float32) for name, table in plan.tables.tables().items()}
+    tables = Terms(**zeros)
     given: dict[str, Any] = {"Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": delta}
     if plan.tables.value is not None:
         given["ValueScores"] = dout @ plan.arguments["Value"].mT
         given["ValueEnds"] = ends_of(given["ValueScores"])
-    dq, rows = _query_gradients(plan, given)
-    found = {"q": dq}
+    windows = diagonal_sums(plan, given)
+    found, key_ends = _key_gradients(plan, given)
+    # From here on gradients stand where the scores were.
+    found["q"], rows = _query_gradients(plan, given)
     if plan.tables.value is not None and tables.value is not None:
-        weights = add_ends(rows.pop("ValueWeights"), rows["ValueMasses"])
+        masses = rows["ValueMasses"] if far is None else far.masses
+        weights = add_ends(given.pop("ValueScores"), masses)
         plan.tables.value.fold(summed_products(weights, dout), plan.value_first, tables.value)
-    dscores = rows.pop("DBandScores", None)
-    found |= _key_gradients(plan, given, dscores, tables)
-    if dscores is not None:
-        if plan.channels:
-            _channel_gradients(plan, rows["DGainEnds"], dscores, found, tables)
-        if plan.tables.query is not None and tables.query is not None:
-            dscores = add_ends(dscores, rows["DQueryEnds"])
-            plan.tables.query.fold(plan.call.scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
-            _add(found, "q", plan.call.raw_q, plan.call.scale * (dscores @ plan.table("query")))
-    found["k"], found["v"] = per_key_head(found["k"], plan.k.shape[1]), per_key_head(found["v"], plan.k.shape[1])
-    _scalar_gradients(plan, given, rows["DScalarEnds"], tables)
+    if plan.scored:
+        _score_gradients(plan, key_ends, rows["DQueryEnds"] if far is None else far.changes, found, tables)
+    if plan.channels:
+        _channel_ends(plan, rows["DGainEnds"], tables)
+    _scalar_gradients(plan, windows, rows["DScalarEnds"] if far is None else far.changes[:, :, None], tables)
     return found, tables
 
 
@@ -309,79 +354,86 @@ def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, gradient: Tens
         found[f"raw_{name}"] = gradient
 
 
+def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns dk and dv per query head, and the gradients of the keys' ends."""
+    shape = (plan.batch, plan.heads, plan.keys)
+    dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
+    ends = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
+    plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, DKeyEnds=ends, **given)
+    return {"k": dk, "v": dv}, ends
+
+
 def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns dq and what the same kernel finds for the tables."""
+    """Returns dq and what the same kernel finds for the ends of the tables; scores turn into their gradients."""
     lse = given["Lse"]
     dq = torch.empty(plan.q.shape, dtype=plan.q.dtype, device=plan.q.device)
 
     def ends(*shape: int) -> Tensor:
         return torch.empty(*lse.shape[:2], *shape, lse.shape[2], dtype=torch.float32, device=lse.device)
 
-    rows: dict[str, Tensor] = {"DScalarEnds": ends(3, 2)}
-    if plan.scored:
-        rows["DBandScores"] = torch.zeros_like(plan.arguments["BandScores"])
-    if plan.tables.query is not None:
-        rows["DQueryEnds"] = ends(2)
-    if plan.tables.value is not None:
-        rows["ValueWeights"], rows["ValueMasses"] = torch.zeros_like(given["ValueScores"]), ends(2)
+    rows = {"DScalarEnds": ends(3, 2), "DQueryEnds": ends(2), "ValueMasses": ends(2)}
     if plan.channels:
-        blocks = triton.cdiv(plan.queries, plan.tile("query")[0])
-        rows["DGainEnds"] = torch.empty(*lse.shape[:2], blocks, 2, plan.arguments["WIDTH"], device=lse.device)
+        count = blocks(plan.queries, plan.tile("query")[0])
+        rows["DGainEnds"] = torch.empty(*lse.shape[:2], count, 2, plan.arguments["WIDTH"], device=lse.device)
     plan.launch(query_gradient_kernel, "query", Dq=dq, **given, **rows)
     return dq, rows
 
 
-def _key_gradients(plan: Plan, given: dict[str, Any], dscores: Tensor | None, tables: Terms) -> dict[str, Tensor]:
-    """Returns dk and dv per query head, and adds the gradient of the key table."""
-    shape = (plan.batch, plan.heads, plan.keys)
-    dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
-    ends = {}
-    if plan.tables.key is not None:
-        ends["DKeyEnds"] = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
-    plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, **given, **ends)
-    found = {"k": dk, "v": dv}
-    if plan.tables.key is not None and tables.key is not None and dscores is not None:
-        dkey_scores = dscores.new_zeros(*shape, dscores.shape[3])
+def _score_gradients(plan: Plan, key_ends: Tensor, query_ends: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
+    """Adds the gradients of the tables behind the scores, and their shares of dq and dk."""
+    dscores, scale = plan.arguments.pop("BandScores"), plan.call.scale
+    if plan.tables.key is not None and tables.key is not None:
+        dkey_scores = dscores.new_zeros(*key_ends.shape[:2], plan.keys, dscores.shape[3])
         plan.shear(dscores, dkey_scores, add=False)
-        # The columns go from the last lag to the first.
-        add_ends(dkey_scores, ends["DKeyEnds"].flip(2))
-        gradient = plan.call.scale * summed_products(dkey_scores, per_query_head(plan.raw_k, plan.heads))
+        if plan.only is None:
+            # The columns go from the last lag to the first.
+            add_ends(dkey_scores, key_ends.flip(2))
+        gradient = scale * summed_products(dkey_scores, per_query_head(plan.raw_k, plan.heads))
         plan.tables.key.fold(gradient.flip(1), plan.band_first, tables.key)
-        draw_k = plan.call.scale * (dkey_scores @ plan.table("key"))
-        _add(found, "k", plan.call.raw_k, draw_k if plan.call.raw_k is None else per_key_head(draw_k, plan.k.shape[1]))
-    return found
+        _add(found, "k", plan.call.raw_k, dkey_scores @ (scale * plan.table("key")))
+    if plan.channels:
+        _channel_gradients(plan, dscores, found, tables)
+    if plan.tables.query is not None and tables.query is not None:
+        add_ends(dscores, query_ends)
+        plan.tables.query.fold(scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
+        _add(found, "q", plan.call.raw_q, dscores @ (scale * plan.table("query")))
 
 
-def _channel_gradients(plan: Plan, ends: Tensor, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
-    """Adds the shares of a gain per channel to dq and dk, and its gradient."""
+def _channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
+    """Adds the shares of a gain per channel to dq and dk, and its gradient in the band."""
     assert plan.tables.gain is not None and tables.gain is not None
-    blocks, pairs = triton.cdiv(plan.queries, ROWS), plan.batch * plan.heads
-    lags, head_dim = plan.arguments["band_lags"], plan.q.shape[3]
-    shares = torch.empty(plan.batch, plan.heads, blocks, lags, head_dim, dtype=torch.float32, device=plan.q.device)
-    given = {
-        **plan.arguments, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"], "DChannelGain": shares, "ROWS": ROWS
-    }  # fmt: skip
-    run(channel_query_gradient_kernel, (blocks, pairs), given, warps=4, stages=2)
-    run(channel_key_gradient_kernel, (triton.cdiv(plan.keys, ROWS), pairs), given, warps=4, stages=2)
-    window = shares.sum((0, 2))
-    window[:, 0] += ends[..., 0, :head_dim].sum((0, 2))
-    window[:, -1] += ends[..., 1, :head_dim].sum((0, 2))
-    plan.tables.gain.fold(window, plan.band_first, tables.gain)
+    count, pairs = blocks(plan.queries, ROWS), plan.batch * plan.heads
+    shape = (plan.batch, plan.heads, count, plan.arguments["band_lags"], plan.q.shape[3])
+    shares = torch.empty(shape, dtype=torch.float32, device=plan.q.device)
+    given = {**plan.arguments, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"], "DChannelGain": shares, "ROWS": ROWS}
+    run(channel_query_gradient_kernel, (count, pairs), given, warps=4, stages=2)
+    run(channel_key_gradient_kernel, (blocks(plan.keys, ROWS), pairs), given, warps=4, stages=2)
+    plan.tables.gain.fold(shares.sum((0, 2)), plan.band_first, tables.gain)
 
 
-def _scalar_gradients(plan: Plan, given: dict[str, Any], ends: Tensor, tables: Terms) -> None:
-    """Adds the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows."""
-    windows = diagonal_sums(plan, given)
+def _channel_ends(plan: Plan, ends: Tensor, tables: Terms) -> None:
+    """Adds the gradient of a gain per channel beyond the band."""
+    if plan.only is None and tables.gain is not None:
+        past, future = ends[..., : plan.q.shape[3]].sum((0, 2)).unbind(1)
+        for column, gradient in ((0, past), (-1, future)):
+            tables.gain.values[:, column] += gradient.sum(0, keepdim=True) if tables.gain.heads == 1 else gradient
+
+
+def _scalar_gradients(plan: Plan, windows: dict[str, Tensor], ends: Tensor, tables: Terms) -> None:
+    """Adds the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows.
+
+    `ends` is [batch, heads, bias or gain or slope, past or future, queries]; far fields have those of the bias only.
+    """
     if not windows:
         return
-    # [heads, bias or gain or slope, past or future]
-    beyond = ends.sum((0, 4)) if plan.only is None else ends.new_zeros(plan.heads, 3, 2)
+    beyond = ends.sum((0, 4))
     for index, name in enumerate(("bias", "gain")):
         if name not in windows:
             continue
         window = windows[name]
-        window[:, 0] += beyond[:, index, 0]
-        window[:, -1] += beyond[:, index, 1]
+        if index < beyond.shape[1]:
+            window[:, 0] += beyond[:, index, 0]
+            window[:, -1] += beyond[:, index, 1]
         table, into = getattr(plan.tables, name), getattr(tables, name)
         table.fold(window if name == "bias" else window[..., None], plan.low, into)
         if into.slopes is not None:
@@ -396,18 +448,14 @@ def diagonal_sums(plan: Plan, given: dict[str, Any]) -> dict[str, Tensor]:
         return {}
     count = plan.high - plan.low + 1
     size, _, warps, stages = plan.tile("scalar")
-    diagonals = triton.cdiv(count + size - 1, size)
-    row_tiles = triton.cdiv(plan.queries, size)
-    most = max(1, DIAGONAL_PROGRAMS // (diagonals * plan.heads))
-    tiles = triton.cdiv(plan.batch * row_tiles, min(most, plan.batch * row_tiles))
-    chunks = triton.cdiv(plan.batch * row_tiles, tiles)
-    shape = (plan.heads, diagonals, chunks, 2 * size)
+    diagonals = blocks(count + size - 1, size)
+    chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
+    shape = (plan.heads, diagonals, plan.batch * chunks, 2 * size)
     partial = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
     more = {
-        **{f"D{name.capitalize()}": sums for name, sums in partial.items()}, "SIZE": size,
-        "batches": plan.batch, "row_tiles": row_tiles, "tiles": tiles,
+        **{f"D{name.capitalize()}": sums for name, sums in partial.items()}, "SIZE": size, "chunks": chunks,
     }  # fmt: skip
-    run(scalar_gradient_kernel, (diagonals, chunks, plan.heads), {**plan.arguments, **given, **more}, warps, stages)
+    run(scalar_gradient_kernel, (diagonals, plan.batch * chunks, plan.heads), {**plan.arguments, **given, **more}, warps, stages)
     found = {}
     for name, sums in partial.items():
         lower, upper = sums.sum(2).unflatten(-1, (2, size)).unbind(2)

@@ -7,7 +7,9 @@ written in tiles [queries, keys], where the lags of a query lie side by side and
 falling lags, the lags of a key as well.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import triton
 import triton.language as tl

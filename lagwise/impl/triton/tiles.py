@@ -4,7 +4,9 @@ A tile is a rectangle of queries and keys in either order of its axes: `row` and
 `lag = key - row - start` is the tile. Logits carry a factor of log2(e), because the hardware's exponential has the base 2.
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import triton
 import triton.language as tl
@@ -13,6 +15,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Where the running maximum starts: below every logit, and finite, so that no difference of infinities appears.
 LOWEST = tl.constexpr(-1e30)
+
+# Under the interpreter, which knows no assembly, gathers are ordinary loads.
+DIRECT = tl.constexpr(not triton.knobs.runtime.interpret)
 
 # SplitMix64, as in lagwise/noise.py.
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -37,7 +42,7 @@ def load_rows(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, W
     """Loads rows of a matrix [count, dim] as [index, WIDTH], with zeros beyond its ends; WHOLE says that none lies beyond."""
     channel = tl.arange(0, WIDTH)
     pointers = X + index.to(tl.int64)[:, None] * stride + channel[None, :]
-    if WHOLE and WIDTH == dim:
+    if WHOLE and dim == WIDTH:
         return tl.load(pointers)
     there = (index >= 0)[:, None] & (index < count)[:, None] & (channel < dim)[None, :]
     return tl.load(pointers, mask=there, other=0.0)
@@ -48,7 +53,7 @@ def load_columns(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr
     """Loads rows of a matrix [count, dim] as the columns of [WIDTH, index]."""
     channel = tl.arange(0, WIDTH)
     pointers = X + index.to(tl.int64)[None, :] * stride + channel[:, None]
-    if WHOLE and WIDTH == dim:
+    if WHOLE and dim == WIDTH:
         return tl.load(pointers)
     there = (index >= 0)[None, :] & (index < count)[None, :] & (channel < dim)[:, None]
     return tl.load(pointers, mask=there, other=0.0)
@@ -67,10 +72,10 @@ def visible(
     lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
     LIMITED: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Says which pairs of a tile may be seen: LIMITED by their lag, in a RAGGED tile by the last key, by a MASK, or when PACKED."""
-    seen = lag >= first if LIMITED else lag == lag
+    """Says which pairs of a tile may be seen, by their lag, the last key of a ragged tile, a mask, or packed sequences."""
+    seen = row >= 0
     if LIMITED:
-        seen = seen & (lag <= last)
+        seen = seen & (lag >= first) & (lag <= last)
     if RAGGED:
         seen = seen & (key < keys)
     if MASK:
@@ -83,14 +88,90 @@ def visible(
 
 
 @triton.jit
-def lag_scores(Scores, row, queries, lag, first, lags):
-    """Gathers from scores [queries, lags] each query's entry of each lag, zero where the lag is beyond the columns.
+def gather(pointers, mask):
+    """Loads a tile from scattered addresses in float32, zero where the mask is false.
 
-    The lags of a query lie side by side. Written with a mask, not with clamped columns, from which the compiler would not see it.
+    An ordinary load takes a layout of its own, made for rows of memory, and its result goes through shared memory to the
+    layout of the matrix products. Neighbouring diagonals are in the cache anyway: this loads each number where it is used.
     """
+    if DIRECT:
+        kind: tl.constexpr = pointers.dtype.element_ty
+        addresses, there = pointers.to(tl.int64), mask.to(tl.int32)
+        if kind == tl.float32:
+            return tl.inline_asm_elementwise(
+                """{
+                .reg .pred there;
+                setp.ne.s32 there, $2, 0;
+                mov.f32 $0, 0f00000000;
+                @there ld.global.f32 $0, [$1];
+                }""",
+                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+            )  # fmt: skip
+        elif kind == tl.bfloat16:
+            return tl.inline_asm_elementwise(
+                """{
+                .reg .pred there;
+                .reg .b16 low, high;
+                setp.ne.s32 there, $2, 0;
+                mov.b16 low, 0;
+                mov.b16 high, 0;
+                @there ld.global.b16 high, [$1];
+                mov.b32 $0, {low, high};
+                }""",
+                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            return tl.inline_asm_elementwise(
+                """{
+                .reg .pred there;
+                .reg .b16 found;
+                setp.ne.s32 there, $2, 0;
+                mov.b16 found, 0;
+                @there ld.global.b16 found, [$1];
+                cvt.f32.f16 $0, found;
+                }""",
+                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+            )  # fmt: skip
+    else:
+        return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def lag_scores(Scores, row, queries, lag, first, lags):
+    """Gathers from scores [queries, lags] each query's entry of each lag, zero where the lag is beyond the columns."""
     column = lag - first
     inside = (column >= 0) & (column < lags) & (row < queries)
-    return tl.load(Scores + row.to(tl.int64) * lags + column, mask=inside, other=0.0).to(tl.float32)
+    return gather(Scores + row.to(tl.int64) * lags + column, inside)
+
+
+@triton.jit
+def scatter(pointers, x, mask):
+    """Stores a tile to scattered addresses, from where its numbers are; the counterpart of `gather`."""
+    if DIRECT:
+        kind: tl.constexpr = pointers.dtype.element_ty
+        addresses, there = pointers.to(tl.int64), mask.to(tl.int32)
+        if kind == tl.float32:
+            tl.inline_asm_elementwise(
+                """{
+                .reg .pred there;
+                setp.ne.s32 there, $3, 0;
+                @there st.global.f32 [$1], $2;
+                mov.b32 $0, 0;
+                }""",
+                "=r,l,f,r", [addresses, x, there], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+        else:
+            tl.inline_asm_elementwise(
+                """{
+                .reg .pred there;
+                setp.ne.s32 there, $3, 0;
+                @there st.global.b16 [$1], $2;
+                mov.b32 $0, 0;
+                }""",
+                "=r,l,h,r", [addresses, x.to(kind).to(tl.int16, bitcast=True), there], dtype=tl.int32, is_pure=False, pack=1,
+            )  # fmt: skip
+    else:
+        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -98,7 +179,17 @@ def put_lag_scores(Scores, row, queries, lag, first, lags, x):
     """Writes a tile to scores [queries, lags]; what is beyond the columns is left out."""
     column = lag - first
     inside = (column >= 0) & (column < lags) & (row < queries)
-    tl.store(Scores + row.to(tl.int64) * lags + column, x.to(Scores.dtype.element_ty), mask=inside)
+    scatter(Scores + row.to(tl.int64) * lags + column, x, inside)
+
+
+@triton.jit
+def clear_scores(Scores, row, queries, start, near, beyond, first, lags, STEP: tl.constexpr):
+    """Writes zeros to scores [queries, lags] where the keys lie before `near` or from `beyond` on: no tile covers them."""
+    for column_start in range(0, lags, STEP):
+        column = column_start + tl.arange(0, STEP)
+        key = row[:, None] + start + first + column[None, :]
+        outside = ((key < near) | (key >= beyond)) & (row < queries)[:, None] & (column < lags)[None, :]
+        tl.store(Scores + row.to(tl.int64)[:, None] * lags + column[None, :], 0.0, mask=outside)
 
 
 @triton.jit
