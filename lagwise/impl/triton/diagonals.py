@@ -50,7 +50,8 @@ def scalar_gradient_kernel(
     band_first, band_lags, value_first, value_lags, scale, dropped, chunks,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
     BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr, LIMITED: tl.constexpr,
+    VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr,
+    LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Sums dlogit over one of the `chunks` of a block diagonal, for the lags from `low` to `high`."""
     diagonal, head = tl.program_id(0), tl.program_id(2)

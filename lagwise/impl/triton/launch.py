@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, tables_of
@@ -13,24 +12,27 @@ from lagwise.impl.triton.diagonals import scalar_gradient_kernel
 from lagwise.impl.triton.rows import delta_kernel
 from lagwise.impl.triton.shear import shear_kernel
 from lagwise.impl.triton.tiles import DIRECT
-from lagwise.lags import LagTable, visible_lags
+from lagwise.lags import visible_lags
 from lagwise.noise import KEEP_BITS
 from lagwise.terms import Terms
 
 # Queries, keys, warps and stages of a tile, by kernel and by the width of a head that it holds; there is no autotuner, so that
-# a call compiles once and repeats. Measured on an H200.
+# a call compiles once and repeats. Measured on an H200. Those of a band alone are few per block, and smaller.
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
-    "forward": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
-    "query": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "key": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
+    "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
+    "key": {64: (64, 64, 4, 3), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
     "scalar": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
+    "scored forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
+    "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
+    "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 }
 # Products of float32 run on the ordinary units, one instruction per number: larger tiles would compile for minutes.
 FLOAT32_TILES = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
 # The interpreter has no registers to fill: small tiles leave less to compute in vain.
 INTERPRETED = (16, 16, 1, 1)
-# Entries that a padded table has beyond the near lags: a tile that touches them stays inside if it has at most so many queries and
-# keys together.
+# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
+# stay inside.
 PADDING = 256
 # Programs of the diagonal sums, enough to fill a GPU.
 DIAGONAL_PROGRAMS = 2048
@@ -146,7 +148,7 @@ class Plan:
             self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
 
     def table(self, name: str) -> Tensor:
-        """Returns the columns of `query` or `key` in the band, [heads or 1, lags, channels], those of `key` from the last lag on."""
+        """Returns the band of `query` or `key`, [heads or 1, lags, channels], the lags of `key` from the last to the first."""
         window = getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
         return window.flip(1) if name == "key" else window
 
@@ -179,7 +181,8 @@ class Plan:
     def tile(self, kind: str) -> tuple[int, int, int, int]:
         if not DIRECT.value:
             return INTERPRETED
-        tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES[kind]
+        special = f"band {kind}" if self.only is not None else f"scored {kind}" if self.scored else kind
+        tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES.get(special, TILES[kind])
         return tiles[max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
 
     def launch(self, kernel: Any, kind: str, **arguments: Any) -> None:

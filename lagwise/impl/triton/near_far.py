@@ -3,7 +3,9 @@
 docs/mathematics.md derives what each side's tails become; `lagwise.impl.split` says which pairs belong to which side.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +36,12 @@ def forward(call: Lowered) -> list[Tensor]:
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
     out, lse, far_out, far_lse, nothing = outputs(call)
+    # The far fields come first: while they run, the host prepares the rest.
+    for side in sides:
+        _side_forward(part, side, far_out[side.index], far_lse[side.index])
     plan = _plan(call, first, last)
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
     attend(plan, near_out, near_lse)
-    for side in sides:
-        _side_forward(part, side, far_out[side.index], far_lse[side.index])
     given = {
         **_far_arguments(plan, sides), "Near": near_out, "NearLse": near_lse, "FarOut": far_out, "FarLse": far_lse,
         "Out": out, "Lse": lse,
@@ -95,6 +98,8 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
+    # The far fields come first: while they run, the host prepares the rest.
+    pieces = [piece for side in sides for piece in _side_backward(part, side, dout, out, lse, dlse)]
     plan = _plan(call, first, last)
     deltas = delta(dout, out, dlse)
     ends = FarEnds(*(torch.empty(*lse.shape[:2], 2, lse.shape[2], dtype=torch.float32, device=lse.device) for _ in range(2)))
@@ -105,50 +110,72 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     run(far_ends_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)
     found, tables = differentiate(plan, dout, lse, deltas, None if plan.only is None else ends)
     found |= {name: per_key_head(found[name], call.k.shape[1]) for name in ("k", "v")}
-    for side in sides:
-        _side_backward(plan, part, side, dout, out, lse, dlse, found, tables)
+    for piece in pieces:
+        _tail_gradients(part, piece, tables)
+    gains = None if part.tables.gain is None else [side.tail("gain", torch.float32) for side in sides]
+    past_pieces, future_pieces = ([piece for piece in pieces if piece.side.mirrored is mirrored] for mirrored in (False, True))
+    for past, future in zip_longest(past_pieces, future_pieces):
+        for name in ("q", "k", "v"):
+            add_pieces(found[name], placed(past, name), placed(future, name), gains if name == "q" else None)
     return gradients(call, found, tables)
 
 
+class PieceGradients(NamedTuple):
+    """What the vendor's backward pass gives for one piece of a far field, in the side's order of time."""
+
+    side: Side
+    rows: slice  # in the call's order of time
+    keys: slice
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+def placed(piece: PieceGradients | None, name: str) -> tuple[Tensor, int] | None:
+    """Returns a gradient of a piece and where in the call its rows start."""
+    return None if piece is None else (getattr(piece, f"d{name}"), (piece.rows if name == "q" else piece.keys).start)
+
+
 def _side_backward(
-    plan: Plan, part: Part, side: Side, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
-    found: dict[str, Tensor], tables: Terms,
-) -> None:  # fmt: skip
-    """Adds what the vendor's backward pass gives: its weights are those of the whole softmax once the shift is taken off."""
-    value, gain = side.tail("value", torch.float32), side.tail("gain", torch.float32)
+    part: Part, side: Side, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+) -> Iterator[PieceGradients]:
+    """Yields the gradients of a far field's pieces: their weights are those of the whole softmax once the shift is taken off."""
+    value = side.tail("value", torch.float32)
     plain_out = out if value is None else (out.float() - value).to(out.dtype)
     plain_lse, plain_dlse = side.seen(lse - side.shift(part)), None if dlse is None else side.seen(dlse)
     q, k, v, dout, plain_out = side.queries(part), *(side.seen(x) for x in (part.k, part.v, dout, plain_out))
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         rows, keys = piece.rows, piece.keys
-        dq, dk, dv = far.attend_backward(
+        found = far.attend_backward(
             dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], plain_out[:, :, rows],
             plain_lse[:, :, rows], None if plain_dlse is None else plain_dlse[:, :, rows],
             causal=piece.causal, scale=part.scale,
         )  # fmt: skip
-        own_rows, own_keys = side.original(rows, q.shape[2]), side.original(keys, k.shape[2])
-        _tail_gradients(part, side, side.seen(dq), part.q[:, :, own_rows], tables)
-        add_rows(found["q"], dq, own_rows.start, flip=side.mirrored, factor=gain)
-        add_rows(found["k"], dk, own_keys.start, flip=side.mirrored)
-        add_rows(found["v"], dv, own_keys.start, flip=side.mirrored)
+        yield PieceGradients(side, side.original(rows, q.shape[2]), side.original(keys, k.shape[2]), *found)
 
 
-def _tail_gradients(part: Part, side: Side, dq: Tensor, q: Tensor, tables: Terms) -> None:
+def _tail_gradients(part: Part, piece: PieceGradients, tables: Terms) -> None:
     """Adds the gradients of the tails of `key` and `gain`, from the gradient of the far field's queries."""
     if tables.key is not None:
-        side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
+        piece.side.add(tables, "key", piece.dq.sum((0, 2), dtype=torch.float32))
     if tables.gain is not None:
-        dgain = (dq.float() * q).sum((0, 2))
-        side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+        q = piece.side.seen(part.q[:, :, piece.rows])
+        dgain = (piece.dq.float() * q).sum((0, 2))
+        piece.side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
 
 
-def add_rows(x: Tensor, y: Tensor, first: int, *, flip: bool, factor: Tensor | None = None) -> None:
-    """Adds rows to those of x from `first` on, in reverse order with `flip`, times a factor [heads or 1, 1, channels or 1]."""
+def add_pieces(
+    x: Tensor, past: tuple[Tensor, int] | None, future: tuple[Tensor, int] | None, gains: list[Tensor | None] | None = None
+) -> None:
+    """Adds rows, given with where they start in x, those of the future in reverse order, times gains [heads or 1, 1, channels]."""
     batch, heads, count, dim = x.shape
-    y = y if y.stride(3) == 1 else y.contiguous()
-    given = {
-        "X": x, "Y": y, **strides("y", y), "heads": heads, "count": count, "first": first, "rows": y.shape[2], "dim": dim,
-        "WIDTH": width(dim), "ROWS": ROWS, "FLIP": flip, "FACTOR": factor is not None,
-        "Factor": x if factor is None else factor.expand(heads, 1, dim).contiguous(),
-    }  # fmt: skip
-    run(add_rows_kernel, (blocks(y.shape[2], ROWS), batch * heads), given, warps=4, stages=1)
+    given: dict[str, Any] = {"X": x, "heads": heads, "count": count, "dim": dim, "WIDTH": width(dim), "ROWS": ROWS}
+    given |= {"Factor": x, "FACTOR": gains is not None}
+    if gains is not None:
+        factors = [torch.ones_like(x[0, :, :1], dtype=torch.float32) if gain is None else gain for gain in gains]
+        given["Factor"] = torch.stack([factor.expand(heads, 1, dim) for factor in [*factors, factors[-1]][:2]]).contiguous()
+    for name, piece in (("past", past), ("future", future)):
+        rows, first = (x[:, :, :0], 0) if piece is None else piece
+        rows = rows if rows.stride(3) == 1 else rows.contiguous()
+        given |= {name.capitalize(): rows, **strides(name, rows), f"{name}_first": first, f"{name}_rows": rows.shape[2]}
+    run(add_rows_kernel, (blocks(count, ROWS), batch * heads), given, warps=4, stages=1)

@@ -115,19 +115,30 @@ def far_ends_kernel(
         tl.store(Changes + (2 * base + SIDE * queries) + row, change, mask=there)
 
 
-@triton.jit(do_not_specialize=["heads", "count", "first", "rows"])
+@triton.jit(do_not_specialize=["heads", "count", "past_first", "past_rows", "future_first", "future_rows"])
 def add_rows_kernel(
-    X, Y, y_batch, y_head, y_time, Factor, heads, count, first, rows,
-    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FLIP: tl.constexpr, FACTOR: tl.constexpr,
+    X, Past, past_batch, past_head, past_time, Future, future_batch, future_head, future_time, Factor,
+    heads, count, past_first, past_rows, future_first, future_rows,
+    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Adds to rows `first ..` of X, [.., count, dim], those of Y, [.., rows, dim], in reverse order with FLIP."""
+    """Adds to X, [.., count, dim], the rows of the far past and those of the far future, which come in reverse order.
+
+    Each has its first row in X and a number of rows. With FACTOR, [2, heads, dim], they are multiplied by it.
+    """
     pair = tl.program_id(1)
-    index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    source = rows - 1 - index if FLIP else index
-    here = Y + (pair // heads).to(tl.int64) * y_batch + (pair % heads).to(tl.int64) * y_head
-    y = load_rows(here, source, rows, y_time, dim, WIDTH, False).to(tl.float32)
+    batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, WIDTH)
+    X += pair.to(tl.int64) * count * dim
+    x = load_rows(X, row, count, dim, dim, WIDTH, False).to(tl.float32)
+    here = Past + batch * past_batch + head * past_head
+    y = load_rows(here, row - past_first, past_rows, past_time, dim, WIDTH, False).to(tl.float32)
     if FACTOR:
-        channel = tl.arange(0, WIDTH)
-        y *= tl.load(Factor + (pair % heads) * dim + channel, mask=channel < dim, other=0.0)[None, :]
-    X += (pair.to(tl.int64) * count + first) * dim
-    store_rows(X, index, rows, dim, load_rows(X, index, rows, dim, dim, WIDTH, False).to(tl.float32) + y, dim, WIDTH)
+        y *= tl.load(Factor + head * dim + channel, mask=channel < dim, other=0.0)[None, :]
+    x += y
+    here = Future + batch * future_batch + head * future_head
+    last = future_first + future_rows - 1
+    y = load_rows(here, last - row, future_rows, future_time, dim, WIDTH, False).to(tl.float32)
+    if FACTOR:
+        y *= tl.load(Factor + (heads + head) * dim + channel, mask=channel < dim, other=0.0)[None, :]
+    store_rows(X, row, count, dim, x + y, dim, WIDTH)
