@@ -2,7 +2,6 @@
 
 import math
 import os
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -243,9 +242,7 @@ def vector_tables(terms: Terms) -> list[LagTable]:
 
 def kernels_run_on(device: torch.device) -> bool:
     """Says whether the Triton kernels can run: on a CUDA device, or anywhere under Triton's interpreter."""
-    if find_spec("triton") is None:
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return support.has_triton() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

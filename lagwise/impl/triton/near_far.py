@@ -42,9 +42,10 @@ def forward(call: Lowered) -> list[Tensor]:
     plan = _plan(call, first, last)
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
     attend(plan, near_out, near_lse)
+    shifts = _shifts(part, sides)
     given = {
         **_far_arguments(plan, sides), "Near": near_out, "NearLse": near_lse, "FarOut": far_out, "FarLse": far_lse,
-        "Out": out, "Lse": lse,
+        "Out": out, "Lse": lse, "Shifts": out if shifts is None else shifts, "SHIFTED": shifts is not None,
     }  # fmt: skip
     run(merge_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)
     return [out, lse, far_out, far_lse, nothing]
@@ -56,14 +57,28 @@ def _plan(call: Lowered, first: int, last: int) -> Plan:
 
 
 def _far_arguments(plan: Plan, sides: list[Side]) -> dict[str, Any]:
-    """Returns what the kernels on rows read of the far fields' tails."""
-    given = {**plan.arguments, "FarBias": plan.q, "FarValue": plan.q, "ROWS": ROWS, "SIDES": len(sides)}
-    for field, name in (("FarBias", "bias"), ("FarValue", "value")):
-        tails = [side.tail(name, torch.float32) for side in sides]
-        found = [tail.expand(plan.heads, *tail.shape[1:]) for tail in tails if tail is not None]
-        if found:
-            given[field] = torch.stack(found).contiguous()
+    """Returns what the kernels on rows read of the far fields."""
+    given = {**plan.arguments, "FarValue": plan.q, "ROWS": ROWS, "SIDES": len(sides)}
+    tails = [tail for side in sides if (tail := side.tail("value", torch.float32)) is not None]
+    if tails:
+        given["FarValue"] = torch.stack([tail.expand(plan.heads, *tail.shape[1:]) for tail in tails]).contiguous()
     return given
+
+
+def _shifts(part: Part, sides: list[Side]) -> Tensor | None:
+    """Returns what the tails add to the log-sum-exp of each side, scale q . query + bias, [batch, heads, sides, queries].
+
+    Both passes compute it in the same way, so that they weigh alike, rounding included.
+    """
+    batch, heads, queries = part.q.shape[:3]
+    found = None
+    if part.tables.query is not None and sides:
+        tails = torch.cat([part.tables.query.values[:, side.column, None] for side in sides], dim=1).to(part.raw_q.dtype)
+        found = part.scale * (part.raw_q @ tails.mT).float().mT
+    if part.tables.bias is not None and sides:
+        bias = torch.stack([part.tables.bias.values[:, side.column].float() for side in sides], dim=1)[..., None]
+        found = bias.expand(batch, heads, len(sides), queries) if found is None else found + bias
+    return None if found is None else found.contiguous()
 
 
 def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
@@ -99,7 +114,8 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     ((_, _, part),) = parts_of(call)
     (first, last), sides = layout(call, part)
     # The far fields come first: while they run, the host prepares the rest.
-    pieces = [piece for side in sides for piece in _side_backward(part, side, dout, out, lse, dlse)]
+    shifts = _shifts(part, sides)
+    pieces = [piece for side in sides for piece in _side_backward(part, side, shifts, dout, out, lse, dlse)]
     plan = _plan(call, first, last)
     deltas = delta(dout, out, dlse)
     ends = FarEnds(*(torch.empty(*lse.shape[:2], 2, lse.shape[2], dtype=torch.float32, device=lse.device) for _ in range(2)))
@@ -137,12 +153,13 @@ def placed(piece: PieceGradients | None, name: str) -> tuple[Tensor, int] | None
 
 
 def _side_backward(
-    part: Part, side: Side, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+    part: Part, side: Side, shifts: Tensor | None, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
 ) -> Iterator[PieceGradients]:
     """Yields the gradients of a far field's pieces: their weights are those of the whole softmax once the shift is taken off."""
     value = side.tail("value", torch.float32)
     plain_out = out if value is None else (out.float() - value).to(out.dtype)
-    plain_lse, plain_dlse = side.seen(lse - side.shift(part)), None if dlse is None else side.seen(dlse)
+    plain_lse = side.seen(lse if shifts is None else lse - shifts[:, :, side.index])
+    plain_dlse = None if dlse is None else side.seen(dlse)
     q, k, v, dout, plain_out = side.queries(part), *(side.seen(x) for x in (part.k, part.v, dout, plain_out))
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         rows, keys = piece.rows, piece.keys
@@ -167,7 +184,7 @@ def _tail_gradients(part: Part, piece: PieceGradients, tables: Terms) -> None:
 def add_pieces(
     x: Tensor, past: tuple[Tensor, int] | None, future: tuple[Tensor, int] | None, gains: list[Tensor | None] | None = None
 ) -> None:
-    """Adds rows, given with where they start in x, those of the future in reverse order, times gains [heads or 1, 1, channels]."""
+    """Adds rows, given with where they start in x, those of the future in reverse, times gains [heads or 1, 1, channels]."""
     batch, heads, count, dim = x.shape
     given: dict[str, Any] = {"X": x, "heads": heads, "count": count, "dim": dim, "WIDTH": width(dim), "ROWS": ROWS}
     given |= {"Factor": x, "FACTOR": gains is not None}

@@ -30,13 +30,13 @@ def delta_kernel(
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def merge_kernel(
-    Near, NearLse, FarOut, FarLse, Out, Lse, FarBias, QueryEnds, FarValue, heads, queries, scale,
+    Near, NearLse, FarOut, FarLse, Out, Lse, Shifts, FarValue, heads, queries,
     value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
+    SIDES: tl.constexpr, SHIFTED: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
     """Merges the near band with the far fields by their log-sum-exps.
 
-    lse_far += bias + scale q . query,      out = sum exp(lse_part - lse) (out_part + value),      lse = log sum exp(lse_part)
+    lse_far += shift,      out = sum exp(lse_part - lse) (out_part + value),      lse = log sum exp(lse_part)
 
     `FarLse`, [sides, batch, heads, queries], keeps the shift for the backward pass.
     """
@@ -51,10 +51,8 @@ def merge_kernel(
     peak = near_lse
     for SIDE in tl.static_range(SIDES):
         far_lse = tl.load(FarLse + SIDE * side_size + base + row, mask=there, other=0.0)
-        if BIAS:
-            far_lse += tl.load(FarBias + SIDE * heads + head)
-        if QUERY:
-            far_lse += scale * tl.load(QueryEnds + (2 * base + SIDE * queries) + row, mask=there, other=0.0)
+        if SHIFTED:
+            far_lse += tl.load(Shifts + (SIDES * base + SIDE * queries) + row, mask=there, other=0.0)
         tl.store(FarLse + SIDE * side_size + base + row, far_lse, mask=there)
         peak = tl.maximum(peak, far_lse)
     # A row that sees nothing has minus infinity everywhere.
