@@ -22,7 +22,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
 # the keys outnumber the tables' lags by a factor, which a GPU's launches raise.
 DENSE_PAIRS = 128 * 128
-SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 6}
+SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 30}
 
 
 # The most lags of a table of vectors whose scores the kernels write out.
