@@ -242,7 +242,7 @@ def vector_tables(terms: Terms) -> list[LagTable]:
 
 def kernels_run_on(device: torch.device) -> bool:
     """Says whether the Triton kernels can run: on a CUDA device, or anywhere under Triton's interpreter."""
-    return support.has_triton() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+    return support.HAS_TRITON and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lagwise.impl import far, sweep
 from lagwise.impl.lowering import Gradients, Lowered, Part, parts_of, tables_of
-from lagwise.impl.support import has_triton
+from lagwise.impl.support import HAS_TRITON
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -126,7 +126,7 @@ def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
 
 def fused(call: Lowered) -> bool:
     """Says whether the band runs on the Triton kernels: on a GPU, where Triton is installed."""
-    return call.q.is_cuda and has_triton()
+    return call.q.is_cuda and HAS_TRITON
 
 
 def forward(call: Lowered) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """Which implementation does what. `attention` refuses by this table, the suite checks every row, docs/support.md prints it."""
 
-from functools import cache
 from importlib.util import find_spec
+
+HAS_TRITON = find_spec("triton") is not None
 
 IMPLEMENTATIONS = ("dense", "blockwise", "split", "triton")
 
@@ -59,12 +60,6 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
     ],
 }
 """What an implementation cannot do: a call that asks for all of a set is refused, for the reason given."""
-
-
-@cache
-def has_triton() -> bool:
-    """Says whether Triton is installed."""
-    return find_spec("triton") is not None
 
 
 def refusal(impl: str, asked: set[str]) -> str | None:

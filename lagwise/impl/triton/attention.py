@@ -204,10 +204,11 @@ def forward_kernel(
     LIMITED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Computes output and log-sum-exp of a block of queries; with VALUE also the band's logits, for `band_output_kernel`."""
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
     base = pair.to(tl.int64)
-    row_start = tl.program_id(0) * ROWS
+    row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
@@ -287,9 +288,10 @@ def band_output_kernel(
     value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, LAGS: tl.constexpr,
 ):  # fmt: skip
     """Adds the band's share of the value table: out(i) += sum_n exp2(logit(i, n) - log2(e) lse(i)) value(n)."""
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair = index % count, index // count
     base = pair.to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
     Out += base * queries * value_dim
     BandLogits += base * queries * lags
@@ -331,10 +333,11 @@ def query_gradient_kernel(
     `DScalarEnds`, [batch, heads, 3, 2, queries], gets the sums of dlogit, of dlogit times content and of dlogit times the
     distance beyond the end, before `low` and after `high`.
     """
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
     base = pair.to(tl.int64)
-    row_start = tl.program_id(0) * ROWS
+    row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
@@ -434,7 +437,7 @@ def query_gradient_kernel(
                     dq += product(dlogits.to(k.dtype), k)
     if CHANNELS:
         channel = tl.arange(0, WIDTH)
-        entry = DGainEnds + (base * tl.num_programs(0) + tl.program_id(0)) * 2 * WIDTH
+        entry = DGainEnds + (base * count + block) * 2 * WIDTH
         tl.store(entry + channel, tl.sum(dq * q.to(tl.float32), 0) * scale)
         tl.store(entry + WIDTH + channel, tl.sum(dq_future * q.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
@@ -476,10 +479,11 @@ def key_gradient_kernel(
     Seen from a key, queries of the far future come first: their keys' lags are the largest. Key heads that several query heads
     share get their sum on the host: a loop over them here would spill registers.
     """
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(keys, KEYS)
+    block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
     base = pair.to(tl.int64)
-    key_start = tl.program_id(0) * KEYS
+    key_start = block * KEYS
     key = key_start + tl.arange(0, KEYS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head

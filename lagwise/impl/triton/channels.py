@@ -28,18 +28,19 @@ def channel_scores_kernel(
     head_dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LAGS: tl.constexpr, STARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds the content product of LAGS lags to the scores of a block of queries."""
-    pair = tl.program_id(2)
+    index, count, lag_blocks = tl.program_id(0), tl.cdiv(queries, ROWS), tl.cdiv(band_lags, LAGS)
+    block, lag_block, pair = index % count, index // count % lag_blocks, index // (count * lag_blocks)
     batch, head = pair // heads, pair % heads
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
     channel = tl.arange(0, WIDTH)
     q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False).to(tl.float32)
-    column = tl.program_id(1) * LAGS + tl.arange(0, LAGS)
+    column = lag_block * LAGS + tl.arange(0, LAGS)
     scores = tl.zeros([ROWS, LAGS], tl.float32)
     for step in range(LAGS):
-        lag = tl.program_id(1) * LAGS + step
+        lag = lag_block * LAGS + step
         there = (channel < head_dim) & (lag < band_lags)
         gain = tl.load(ChannelGain + (head * band_lags + lag) * head_dim + channel, mask=there, other=0.0)
         k = load_rows(K, row + start + band_first + lag, keys, k_time, head_dim, WIDTH, False).to(tl.float32)
@@ -59,9 +60,10 @@ def channel_query_gradient_kernel(
     head_dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds the band's share to dq of a block of queries, and writes the block's share of dgain, [lags, head_dim]."""
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
@@ -69,7 +71,7 @@ def channel_query_gradient_kernel(
     q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False).to(tl.float32)
     dq = tl.zeros([ROWS, WIDTH], tl.float32)
     dscores = DBandScores + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64) * band_lags
-    share = DChannelGain + (pair.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * band_lags * head_dim
+    share = DChannelGain + (pair.to(tl.int64) * count + block) * band_lags * head_dim
     for lag in range(0, band_lags):
         gain = tl.load(ChannelGain + (head * band_lags + lag) * head_dim + channel, mask=channel < head_dim, other=0.0)
         k = load_rows(K, row + start + band_first + lag, keys, k_time, head_dim, WIDTH, False).to(tl.float32)
@@ -90,9 +92,10 @@ def channel_key_gradient_kernel(
     head_dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds the band's share to dk of a block of keys, from one query head."""
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(keys, ROWS)
+    block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
-    key = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    key = block * ROWS + tl.arange(0, ROWS)
     start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
     Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
     channel = tl.arange(0, WIDTH)

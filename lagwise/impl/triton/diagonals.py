@@ -54,8 +54,9 @@ def scalar_gradient_kernel(
     LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Sums dlogit over one of the `chunks` of a block diagonal, for the lags from `low` to `high`."""
-    diagonal, head = tl.program_id(0), tl.program_id(2)
-    batch, chunk = tl.program_id(1) // chunks, tl.program_id(1) % chunks
+    part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
+    diagonal, chunk, pair = part % diagonals, part // diagonals % chunks, part // (diagonals * chunks)
+    batch, head = pair // heads, pair % heads
     index = tl.arange(0, SIZE)
     offset = low + diagonal * SIZE
     lag = offset + index[None, :] - index[:, None]
@@ -103,7 +104,7 @@ def scalar_gradient_kernel(
             dbias += dlogits
         if GAIN:
             dgain += dlogits * content
-    entry = ((head * tl.num_programs(0) + diagonal) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * 2 * SIZE
+    entry = part.to(tl.int64) * 2 * SIZE
     lags = tl.arange(0, 2 * SIZE)
     if BIAS:
         tl.store(DBias + entry + lags, diagonal_sums(dbias, SIZE))

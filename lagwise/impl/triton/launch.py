@@ -1,5 +1,6 @@
 """`impl="triton"` on the host: scores of vector tables by matrix products, then the kernels, then the gradients of the tables."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -226,9 +227,12 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
 
 
 def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
-    """Launches a kernel with those of the arguments that it takes."""
+    """Launches a kernel with those of the arguments that it takes.
+
+    The grid is flat, first axis fastest: only that may have more than 65,535 programs.
+    """
     taken = {name: arguments[name] for name in kernel.arg_names}
-    kernel[grid](**taken, num_warps=warps, num_stages=stages)
+    kernel[(math.prod(grid),)](**taken, num_warps=warps, num_stages=stages)
 
 
 def ends_of(scores: Tensor) -> Tensor:
@@ -453,15 +457,15 @@ def diagonal_sums(plan: Plan, given: dict[str, Any]) -> dict[str, Tensor]:
     size, _, warps, stages = plan.tile("scalar")
     diagonals = blocks(count + size - 1, size)
     chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
-    shape = (plan.heads, diagonals, plan.batch * chunks, 2 * size)
+    shape = (plan.batch, plan.heads, chunks, diagonals, 2 * size)
     partial = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
     more = {
         **{f"D{name.capitalize()}": sums for name, sums in partial.items()}, "SIZE": size, "chunks": chunks,
     }  # fmt: skip
-    run(scalar_gradient_kernel, (diagonals, plan.batch * chunks, plan.heads), {**plan.arguments, **given, **more}, warps, stages)
+    run(scalar_gradient_kernel, (diagonals, chunks, plan.batch * plan.heads), {**plan.arguments, **given, **more}, warps, stages)
     found = {}
     for name, sums in partial.items():
-        lower, upper = sums.sum(2).unflatten(-1, (2, size)).unbind(2)
+        lower, upper = sums.sum((0, 2)).unflatten(-1, (2, size)).unbind(2)
         overlapped = torch.zeros(plan.heads, diagonals + 1, size, dtype=torch.float32, device=plan.q.device)
         overlapped[:, :-1] += lower
         overlapped[:, 1:] += upper

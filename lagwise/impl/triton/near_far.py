@@ -42,10 +42,9 @@ def forward(call: Lowered) -> list[Tensor]:
     plan = _plan(call, first, last)
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
     attend(plan, near_out, near_lse)
-    shifts = _shifts(part, sides)
     given = {
-        **_far_arguments(plan, sides), "Near": near_out, "NearLse": near_lse, "FarOut": far_out, "FarLse": far_lse,
-        "Out": out, "Lse": lse, "Shifts": out if shifts is None else shifts, "SHIFTED": shifts is not None,
+        **_far_arguments(plan, sides, _shifts(part, sides)), "Near": near_out, "NearLse": near_lse,
+        "FarOut": far_out, "FarLse": far_lse, "Out": out, "Lse": lse,
     }  # fmt: skip
     run(merge_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)
     return [out, lse, far_out, far_lse, nothing]
@@ -56,9 +55,10 @@ def _plan(call: Lowered, first: int, last: int) -> Plan:
     return Plan(call, None if call.window is not None else (first, last))
 
 
-def _far_arguments(plan: Plan, sides: list[Side]) -> dict[str, Any]:
+def _far_arguments(plan: Plan, sides: list[Side], shifts: Tensor | None) -> dict[str, Any]:
     """Returns what the kernels on rows read of the far fields."""
     given = {**plan.arguments, "FarValue": plan.q, "ROWS": ROWS, "SIDES": len(sides)}
+    given |= {"Shifts": plan.q if shifts is None else shifts, "SHIFTED": shifts is not None}
     tails = [tail for side in sides if (tail := side.tail("value", torch.float32)) is not None]
     if tails:
         given["FarValue"] = torch.stack([tail.expand(plan.heads, *tail.shape[1:]) for tail in tails]).contiguous()
@@ -120,7 +120,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     deltas = delta(dout, out, dlse)
     ends = FarEnds(*(torch.empty(*lse.shape[:2], 2, lse.shape[2], dtype=torch.float32, device=lse.device) for _ in range(2)))
     given = {
-        **_far_arguments(plan, sides), "Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": deltas,
+        **_far_arguments(plan, sides, shifts), "Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": deltas,
         "FarOut": far_out, "FarLse": far_lse, "Changes": ends.changes, "Masses": ends.masses,
     }  # fmt: skip
     run(far_ends_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)

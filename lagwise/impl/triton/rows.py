@@ -16,9 +16,10 @@ def delta_kernel(
     value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, DLSE: tl.constexpr,
 ):  # fmt: skip
     """Computes delta = dout . out - dlse per row."""
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair = index % count, index // count
     base = pair.to(tl.int64) * queries
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     here = Dout + (pair // heads).to(tl.int64) * dout_batch + (pair % heads).to(tl.int64) * dout_head
     out = load_rows(Out + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False)
     dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
@@ -26,6 +27,16 @@ def delta_kernel(
     if DLSE:
         delta -= tl.load(Dlse + base + row, mask=row < queries, other=0.0)
     tl.store(Delta + base + row, delta, mask=row < queries)
+
+
+@triton.jit
+def shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE: tl.constexpr, SIDES: tl.constexpr, SHIFTED: tl.constexpr):
+    """Loads a far field's log-sum-exp, [sides, pairs, queries], with what its tails add to it, [pairs, sides, queries]."""
+    there = row < queries
+    lse = tl.load(FarLse + SIDE * pairs * queries + base + row, mask=there, other=-float("inf"))
+    if SHIFTED:
+        lse += tl.load(Shifts + SIDES * base + SIDE * queries + row, mask=there, other=0.0)
+    return lse
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
@@ -37,35 +48,27 @@ def merge_kernel(
     """Merges the near band with the far fields by their log-sum-exps.
 
     lse_far += shift,      out = sum exp(lse_part - lse) (out_part + value),      lse = log sum exp(lse_part)
-
-    `FarLse`, [sides, batch, heads, queries], keeps the shift for the backward pass.
     """
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair, pairs = index % count, index // count, (tl.num_programs(0) // count).to(tl.int64)
     head = pair % heads
     base = pair.to(tl.int64) * queries
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
     channel = tl.arange(0, VALUE_WIDTH)
-    side_size = tl.num_programs(1).to(tl.int64) * queries
     near_lse = tl.load(NearLse + base + row, mask=there, other=0.0)
     peak = near_lse
     for SIDE in tl.static_range(SIDES):
-        far_lse = tl.load(FarLse + SIDE * side_size + base + row, mask=there, other=0.0)
-        if SHIFTED:
-            far_lse += tl.load(Shifts + (SIDES * base + SIDE * queries) + row, mask=there, other=0.0)
-        tl.store(FarLse + SIDE * side_size + base + row, far_lse, mask=there)
-        peak = tl.maximum(peak, far_lse)
+        peak = tl.maximum(peak, shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED))
     # A row that sees nothing has minus infinity everywhere.
     peak = tl.where(peak == -float("inf"), 0.0, peak)
     weight = tl.exp(near_lse - peak)
     total = weight
     out = load_rows(Near + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False) * weight[:, None]
-    # Each thread reads back what it has stored itself.
     for SIDE in tl.static_range(SIDES):
-        weight = tl.exp(tl.load(FarLse + SIDE * side_size + base + row, mask=there, other=0.0) - peak)
-        far = load_rows(
-            FarOut + (SIDE * side_size + base) * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False
-        ).to(tl.float32)
+        weight = tl.exp(shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED) - peak)
+        here = FarOut + (SIDE * pairs * queries + base) * value_dim
+        far = load_rows(here, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
         if VALUE:
             far += tl.load(FarValue + (SIDE * heads + head) * value_dim + channel, mask=channel < value_dim, other=0.0)[None, :]
         out += far * weight[:, None]
@@ -77,20 +80,21 @@ def merge_kernel(
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def far_ends_kernel(
-    Dout, Lse, Delta, FarOut, FarLse, FarValue, Changes, Masses, dout_batch, dout_head, dout_time, heads, queries,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, SIDES: tl.constexpr, VALUE: tl.constexpr,
+    Dout, Lse, Delta, FarOut, FarLse, Shifts, FarValue, Changes, Masses, dout_batch, dout_head, dout_time, heads, queries,
+    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    SIDES: tl.constexpr, SHIFTED: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
     """Computes each far field's share of a row: its mass, and the sum of dlogit over it, both [batch, heads, 2, queries].
 
     mass = exp(lse_far - lse),      change = mass * (dout . (out_far + value) - delta)
     """
-    pair = tl.program_id(1)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    block, pair, pairs = index % count, index // count, (tl.num_programs(0) // count).to(tl.int64)
     head = pair % heads
     base = pair.to(tl.int64) * queries
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
     channel = tl.arange(0, VALUE_WIDTH)
-    side_size = tl.num_programs(1).to(tl.int64) * queries
     here = Dout + (pair // heads).to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
     dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
     lse = tl.load(Lse + base + row, mask=there, other=0.0)
@@ -100,17 +104,15 @@ def far_ends_kernel(
         mass = tl.zeros([ROWS], tl.float32)
         change = tl.zeros([ROWS], tl.float32)
         if SIDE < SIDES:
-            mass = tl.exp(tl.load(FarLse + SIDE * side_size + base + row, mask=there, other=-float("inf")) - lse)
-            far = load_rows(
-                FarOut + (SIDE * side_size + base) * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False
-            ).to(tl.float32)
+            mass = tl.exp(shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED) - lse)
+            source = FarOut + (SIDE * pairs * queries + base) * value_dim
+            far = load_rows(source, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
             if VALUE:
-                far += tl.load(FarValue + (SIDE * heads + head) * value_dim + channel, mask=channel < value_dim, other=0.0)[
-                    None, :
-                ]
+                tail = FarValue + (SIDE * heads + head) * value_dim
+                far += tl.load(tail + channel, mask=channel < value_dim, other=0.0)[None, :]
             change = mass * (tl.sum(dout * far, 1) - delta)
-        tl.store(Masses + (2 * base + SIDE * queries) + row, mass, mask=there)
-        tl.store(Changes + (2 * base + SIDE * queries) + row, change, mask=there)
+        tl.store(Masses + 2 * base + SIDE * queries + row, mass, mask=there)
+        tl.store(Changes + 2 * base + SIDE * queries + row, change, mask=there)
 
 
 @triton.jit(do_not_specialize=["heads", "count", "past_first", "past_rows", "future_first", "future_rows"])
@@ -123,9 +125,10 @@ def add_rows_kernel(
 
     Each has its first row in X and a number of rows. With FACTOR, [2, heads, dim], they are multiplied by it.
     """
-    pair = tl.program_id(1)
+    index, tiles = tl.program_id(0), tl.cdiv(count, ROWS)
+    block, pair = index % tiles, index // tiles
     batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDTH)
     X += pair.to(tl.int64) * count * dim
     x = load_rows(X, row, count, dim, dim, WIDTH, False).to(tl.float32)

@@ -21,13 +21,13 @@ def shear_kernel(
     SIZE: tl.constexpr, STARTS: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """With ADD adds key scores to scores, else copies scores to key scores, for one tile."""
-    pair = tl.program_id(2)
+    index, count, steps = tl.program_id(0), tl.cdiv(queries, SIZE), tl.cdiv(lags + SIZE - 1, SIZE)
+    block, step, pair = index % count, index // count % steps, index // (count * steps)
     start = tl.load(Starts + pair // pairs_per_start).to(tl.int32) if STARTS else query_start
     Scores += pair.to(tl.int64) * queries * lags
     KeyScores += pair.to(tl.int64) * keys * lags
-    index = tl.arange(0, SIZE)
-    row = tl.program_id(0) * SIZE + index
-    key = tl.program_id(0) * SIZE + start + first + tl.program_id(1) * SIZE + index
+    row = block * SIZE + tl.arange(0, SIZE)
+    key = row + start + first + step * SIZE
     column = key[None, :] - row[:, None] - start - first
     back = row[:, None] - key[None, :] + start + first + lags - 1
     inside = (column >= 0) & (column < lags) & (row < queries)[:, None] & (key >= 0)[None, :] & (key < keys)[None, :]
