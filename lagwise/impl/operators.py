@@ -74,7 +74,11 @@ def _register(name: str, module: str) -> None:
         result: list[Tensor | None] = [next(found) if there else None for there in present]
         return (*result, *[None] * (len(arguments) - len(result)))
 
+    def second_derivative(ctx, gradients):
+        raise RuntimeError(f"impl={name!r} has no second derivative: use impl='dense' for gradients of gradients")
+
     torch.library.register_autograd(f"lagwise::{name}", autograd_backward, setup_context=setup_context)
+    torch.library.register_autograd(f"lagwise::{name}_backward", second_derivative)
 
 
 _register("blockwise", "lagwise.impl.blockwise")

@@ -61,7 +61,7 @@ def tile_logits(
     QUERY: tl.constexpr, KEY: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr,
     MASK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Returns the logits of a tile times log2(e), minus infinity where nothing may be seen, and its gain."""
+    """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain."""
     end = near_first if SIDE == PAST else near_last
     x = content
     gain = 1.0
@@ -82,12 +82,12 @@ def tile_logits(
             x += before(past, lag, band_first) + after(future, lag, band_first + band_lags - 1)
         else:
             x += past if SIDE == PAST else future
-    x = x * (scale * LOG2E)
+    x = x * scale
     if BIAS:
         bias = gather(Bias + (lag - table_first), row >= 0) if SIDE == NEAR else tl.load(Bias + (end - table_first))
-        x += bias * LOG2E
+        x += bias
     if SLOPES and SIDE != NEAR:
-        slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head) * LOG2E
+        slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head)
         x += slope * (lag - end).to(tl.float32)
     if MASKED:
         seen = visible(
@@ -106,7 +106,7 @@ def tile_gradient(
 
     p = exp(logit - lse),      dlogit = p * (dout_i . (v_j + value(n)) - delta_i)
     """
-    weights = tl.exp2(logits - lse)
+    weights = tl.exp2((logits - lse) * LOG2E)
     if VALUE:
         if SIDE == NEAR:
             dweights += lag_scores(ValueScores, row, queries, lag, value_first, value_lags)
@@ -127,8 +127,8 @@ def tile_gradient(
 
 @triton.jit
 def load_statistics(Lse, Delta, row, queries):
-    """Loads log-sum-exp, times log2(e), and delta; rows that see nothing, or are none, get weights exp2(logit - inf) = 0."""
-    lse = tl.load(Lse + row, mask=row < queries, other=float("inf")) * LOG2E
+    """Loads log-sum-exp and delta; rows that see nothing, or are none, get weights exp(logit - inf) = 0."""
+    lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
     delta = tl.load(Delta + row, mask=row < queries, other=0.0)
     return tl.where(lse == -float("inf"), float("inf"), lse)[:, None], delta[:, None]
 
@@ -249,13 +249,13 @@ def forward_kernel(
                     MASK, PACKED,
                 )  # fmt: skip
                 higher = tl.maximum(peak, tl.max(logits, 1))
-                shrink = tl.exp2(peak - higher)
-                weights = tl.exp2(logits - higher[:, None])
+                shrink = tl.exp2((peak - higher) * LOG2E)
+                weights = tl.exp2((logits - higher[:, None]) * LOG2E)
                 total = total * shrink + tl.sum(weights, 1)
                 if DROPOUT:
                     keep = kept(state, row[:, None], key[None, :], dropped)
                     weights = tl.where(keep, weights * larger, 0.0)
-                    logits = tl.where(keep, logits + tl.log2(larger), -float("inf"))
+                    logits = tl.where(keep, logits + tl.log2(larger) * LN2, -float("inf"))
                 if VALUE:
                     past_mass, future_mass = past_mass * shrink, future_mass * shrink
                     if SIDE == PAST:
@@ -278,7 +278,7 @@ def forward_kernel(
         out += future_mass[:, None] * value[None, :]
     some = tl.where(total > 0.0, total, 1.0)
     store_rows(Out + base * queries * value_dim, row, queries, value_dim, out / some[:, None], value_dim, VALUE_WIDTH)
-    lse = tl.where(total > 0.0, (peak + tl.log2(some)) * LN2, -float("inf"))
+    lse = tl.where(total > 0.0, peak + tl.log2(some) * LN2, -float("inf"))
     tl.store(Lse + base * queries + row, lse, mask=row < queries)
 
 
@@ -287,7 +287,7 @@ def band_output_kernel(
     Out, Lse, BandLogits, Value, heads, queries, lags,
     value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, LAGS: tl.constexpr,
 ):  # fmt: skip
-    """Adds the band's share of the value table: out(i) += sum_n exp2(logit(i, n) - log2(e) lse(i)) value(n)."""
+    """Adds the band's share of the value table: out(i) += sum_n exp(logit(i, n) - lse(i)) value(n)."""
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
     base = pair.to(tl.int64)
@@ -297,7 +297,7 @@ def band_output_kernel(
     BandLogits += base * queries * lags
     Value += (pair % heads) * lags * value_dim
     # A row that saw nothing has logits of minus infinity: any finite number may stand for its log-sum-exp.
-    lse = tl.load(Lse + base * queries + row, mask=there, other=0.0) * LOG2E
+    lse = tl.load(Lse + base * queries + row, mask=there, other=0.0)
     lse = tl.where(lse == -float("inf"), 0.0, lse)
     out = load_rows(Out, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
     for lag_start in range(0, lags, LAGS):
@@ -305,7 +305,7 @@ def band_output_kernel(
         mask = there[:, None] & (lag < lags)[None, :]
         logits = tl.load(BandLogits + row.to(tl.int64)[:, None] * lags + lag[None, :], mask=mask, other=-float("inf"))
         value = load_rows(Value, lag, lags, value_dim, value_dim, VALUE_WIDTH, False)
-        out += product(tl.exp2(logits - lse[:, None]).to(value.dtype), value)
+        out += product(tl.exp2((logits - lse[:, None]) * LOG2E).to(value.dtype), value)
     store_rows(Out, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
 
 
