@@ -1,5 +1,8 @@
 """The registered operators: they pass torch's own check, and `torch.compile` goes through them without a recompile per length."""
 
+import os
+from importlib.util import find_spec
+
 import pytest
 import torch
 from oracle import make_encoding, make_terms
@@ -13,6 +16,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
+INTERPRETED = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="no Triton, or a GPU, where tests/test_gpu.py compiles",
+)
+TRITON = pytest.param("triton", marks=INTERPRETED)
+
 
 def call_of(time=20):
     terms = make_terms("bias", "gain", "query", "key", "value", heads=2, head_dim=4, value_dim=4, max_lag=2)
@@ -23,7 +32,7 @@ def call_of(time=20):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["blockwise", "split"])
+@pytest.mark.parametrize("name", ["blockwise", "split", TRITON])
 def test_operators_pass_the_operator_check(name):
     torch.library.opcheck(getattr(torch.ops.lagwise, name).default, tuple(call_of()))
 
@@ -31,16 +40,27 @@ def test_operators_pass_the_operator_check(name):
 @pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])
 @pytest.mark.parametrize("name", ["t5", "at5", "huang4", "kerple", "rotary", "sine-spe"])
 def test_compiled_attention_is_attention(impl, name):
+    check_compiled(impl, name, heads=4, times=(40, 41))
+
+
+@INTERPRETED
+@pytest.mark.parametrize("name", ["huang4", "rotary"])
+def test_compiled_kernels_are_kernels(name):
+    check_compiled("triton", name, heads=1, times=(15, 17))
+
+
+def check_compiled(impl, name, heads, times):
+    """Compares compiled with eager calls, outputs and gradients."""
     torch._dynamo.reset()
-    encoding = make_encoding(name)
+    encoding = make_encoding(name, heads=heads)
     seed = torch.tensor(3)
 
     def function(q, k, v):
         return lagwise.attention(q, k, v, encoding, causal=True, seed=seed, impl=impl)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    for time in (40, 41):
-        q, k, v = (torch.randn(2, 4, time, 8).requires_grad_() for _ in range(3))
+    for time in times:
+        q, k, v = (torch.randn(2, heads, time, 8).requires_grad_() for _ in range(3))
         wanted = [q, k, v, *encoding.parameters()]
         expected, actual = function(q, k, v), compiled(q, k, v)
         torch.testing.assert_close(actual, expected)

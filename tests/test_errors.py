@@ -228,7 +228,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     # Implementations.
     "unknown impl": (
         tensors(impl="blokwise"),
-        "impl must be one of auto, dense, blockwise, split, but is 'blokwise': did you mean 'blockwise'?",
+        "impl must be one of auto, dense, blockwise, split, triton, but is 'blokwise': did you mean 'blockwise'?",
     ),
     "split with slopes": (
         tensors(encoding=make_encoding("alibi"), impl="split"),
@@ -307,7 +307,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scale nan": (tensors(scale=math.nan), "scale must be a finite number or None, but is nan"),
     "scale word": (tensors(scale="1"), "scale must be a finite number or None, but is '1'"),
-    "impl None": (tensors(impl=None), "impl must be one of auto, dense, blockwise, split, but is None"),
+    "impl None": (tensors(impl=None), "impl must be one of auto, dense, blockwise, split, triton, but is None"),
     "sum of other heads": (
         tensors(encoding=make_encoding("t5") + make_encoding("kerple", heads=3)),
         "tables that are joined must have the same heads, or one",

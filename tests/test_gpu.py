@@ -1,12 +1,14 @@
 """On a GPU: the same comparisons with the specification, the vendor's kernels in the far field. `pytest -m gpu` runs them."""
 
 import os
+import random
 
 import pytest
 import torch
 from oracle import assert_within_budget, make_encoding, make_terms
 
 import lagwise
+from lagwise.impl.lowering import lower
 
 # cuBLAS repeats its results only with a workspace of its own.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -92,3 +94,375 @@ def test_deterministic_mode_uses_flash_and_repeats(deterministic):
     for a, b in zip(run(), run(), strict=True):
         assert torch.equal(a, b)
     budget("split", *tensors(), encoding)
+
+
+SCALARS = ("bias", "gain", "query", "key", "value")
+CHANNELS = ("bias", "channel gain", "query", "key", "value")
+SLOPED = ("slopes", "gain", "query", "key", "value")
+HOLES = torch.tensor([[j % 3 > 0 for j in range(300)], [j == 77 for j in range(300)]])
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def words(x) -> str:
+    """Names a case: its tables, its shape, its options."""
+    if isinstance(x, tuple):
+        return {SCALARS: "all", CHANNELS: "channels", SLOPED: "sloped"}.get(x, "+".join(map(str, x)) or "no table")
+    if isinstance(x, dict):
+        return ",".join(f"{name}={words(value)}" for name, value in x.items()) or "plain"
+    if isinstance(x, torch.Tensor) and x.numel() > 8:
+        return "mask"
+    return str(x.tolist() if isinstance(x, torch.Tensor) else x).replace(" ", "").replace("torch.", "")
+
+
+def check(tables, shape=None, max_lag=40, impl="triton", **options):
+    """Compares a call with random tables with the specification."""
+    q, k, v = tensors(**{"heads": 2, **(shape or {})})
+    sizes = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3], "max_lag": max_lag}
+    options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    budget(impl, q, k, v, on_gpu(make_terms(*tables, **sizes)), **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_triton_with_every_encoding(relative_name, causal, poisoned):
+    budget("triton", *tensors(), make_encoding(relative_name, head_dim=64).cuda(), causal=causal)
+
+
+# Cases are ordered so that neighbours share compiled kernels.
+@pytest.mark.parametrize(
+    ("tables", "shape", "options"),
+    [
+        (SCALARS, {}, {}),
+        (SCALARS, {"queries": 150, "keys": 300}, {"query_start": 100}),
+        (SCALARS, {"queries": 300, "keys": 150}, {"query_start": -40}),
+        (SCALARS, {}, {"causal": True}),
+        (SCALARS, {"queries": 150, "keys": 300}, {"window": (20, 3)}),
+        (SCALARS, {"queries": 300, "keys": 150}, {"query_start": -200, "causal": True, "window": (90, 90)}),
+        (SCALARS, {"queries": 256}, {}),
+        (SCALARS, {"queries": 256}, {"causal": True}),
+        (SCALARS, {"queries": 256}, {"window": (100, 50)}),
+        (CHANNELS, {}, {}),
+        (CHANNELS, {"queries": 150, "keys": 300}, {"query_start": 100}),
+        (CHANNELS, {}, {"causal": True}),
+        (CHANNELS, {"queries": 256}, {"causal": True}),
+        (SLOPED, {"queries": 150, "keys": 300}, {"query_start": -40}),
+        (SLOPED, {}, {"window": (200, 1)}),
+        (SCALARS, {"queries": 150, "keys": 300}, {"query_start": torch.tensor([3, 150]), "causal": True}),
+        (CHANNELS, {"queries": 5, "keys": 300}, {"query_start": torch.tensor([0, 295])}),
+        (SCALARS, {}, {"lengths": torch.tensor([0, 200])}),
+        (SCALARS, {}, {"key_mask": HOLES}),
+        (SCALARS, {}, {"key_mask": HOLES, "causal": True}),
+        (CHANNELS, {"queries": 150, "keys": 300}, {"key_mask": HOLES}),
+        (SLOPED, {}, {"key_mask": torch.arange(300) >= torch.tensor([[0], [280]]), "causal": True}),
+        (SCALARS, {"batch": 1}, {"cu_seqlens": torch.tensor([0, 1, 130, 130, 300])}),
+        (SCALARS, {"batch": 1}, {"cu_seqlens": torch.tensor([0, 64, 128, 300, 300]), "causal": True}),
+        (CHANNELS, {"batch": 1}, {"cu_seqlens": torch.tensor([0, 200, 300]), "causal": True}),
+        (SCALARS, {}, {"dropout": 0.3}),
+        (CHANNELS, {}, {"dropout": 0.3, "causal": True}),
+        (SCALARS, {"batch": 1}, {"dropout": 0.3, "cu_seqlens": torch.tensor([0, 100, 300])}),
+        (("query", "key", "transform"), {"kv_heads": 1}, {}),
+        (SCALARS, {"heads": 6, "kv_heads": 2}, {}),
+        (CHANNELS, {"heads": 3, "kv_heads": 1}, {"causal": True}),
+        (SCALARS, {"dtype": F16}, {}),
+        (CHANNELS, {"dtype": F16}, {"causal": True}),
+        (SLOPED, {"dtype": F16}, {"key_mask": HOLES, "dropout": 0.3}),
+        (("bias", "query", "value"), {"dtype": F32}, {}),
+        (("key", "gain"), {"dtype": F32}, {"causal": True}),
+        (("channel gain", "slopes"), {"dtype": F32}, {"key_mask": HOLES}),
+    ],
+    ids=words,
+)
+def test_triton_options(tables, shape, options, poisoned):
+    check(tables, shape, **options)
+
+
+@pytest.mark.parametrize("tables", [SCALARS, ("channel gain", "slopes")], ids=words)
+@pytest.mark.parametrize("head_dim", [16, 32, 40, 80, 96, 128, 192, 256])
+def test_triton_head_sizes(tables, head_dim, poisoned):
+    check(tables, {"head_dim": head_dim, "batch": 1}, causal=True)
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 128), (128, 40), (40, 24), (16, 256), (256, 16)])
+def test_triton_value_widths(head_dim, value_dim, poisoned):
+    check(("bias", "query", "value"), {"head_dim": head_dim, "value_dim": value_dim})
+
+
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_triton_wide_heads_in_float32(head_dim, poisoned):
+    check(("bias", "query", "key"), {"head_dim": head_dim, "dtype": F32, "batch": 1})
+
+
+@pytest.mark.parametrize("max_lag", [0, 3, 200, 1024])
+@pytest.mark.parametrize("tables", [SCALARS, ("channel gain",)], ids=words)
+def test_triton_tables_of_one_lag_and_wider_than_the_sequence(tables, max_lag, poisoned):
+    check(tables, {"batch": 1, "queries": 200}, max_lag)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (1, 700), (700, 1), (129, 64), (2, 3)])
+def test_triton_lengths(queries, keys, poisoned):
+    check(SCALARS, {"queries": queries, "keys": keys, "heads": 4})
+
+
+def test_triton_strides_do_not_matter(poisoned):
+    terms = on_gpu(make_terms(*SCALARS, heads=2, head_dim=64, value_dim=64))
+    packed = torch.randn(2, 300, 3, 2, 64, device="cuda", dtype=BF16).unbind(2)
+    budget("triton", *(x.transpose(1, 2) for x in packed), terms)
+    spread = [torch.randn(2, 2, 300, 128, device="cuda", dtype=BF16)[..., ::2] for _ in range(3)]
+    budget("triton", *spread, terms)
+    # One number further than the alignment that the kernels are compiled for.
+    shifted = [torch.randn(2 * 2 * 300 * 64 + 1, device="cuda").to(BF16)[1:].view(2, 2, 300, 64) for _ in range(3)]
+    budget("triton", *shifted, terms)
+
+
+def test_triton_large_logits_do_not_overflow(poisoned):
+    q, k, v = (30.0 * x for x in tensors(heads=2))
+    for tables in (("bias", "gain"), ("bias", "channel gain")):
+        budget("triton", q, k, v, on_gpu(make_terms(*tables, heads=2, head_dim=64)), causal=True)
+
+
+def test_triton_with_more_heads_than_a_grid_has_columns(poisoned):
+    """The second and the third axis of a CUDA grid have at most 65,535 programs."""
+    check(("bias", "query", "value"), {"batch": 8200, "heads": 8, "queries": 8, "head_dim": 16}, max_lag=2)
+    check(("key", "channel gain"), {"batch": 8200, "heads": 8, "queries": 8, "head_dim": 16}, max_lag=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"window": (30, 30)}, {"lengths": torch.tensor([20, 300])}], ids=words)
+@pytest.mark.parametrize("tables", [SCALARS, ("slopes",)], ids=words)
+def test_auto_is_within_the_budget(tables, options):
+    check(tables, impl="auto", **options)
+
+
+STRESS_TABLES = [
+    SCALARS, ("bias",), ("slopes",), ("gain",), ("query",), ("key",), ("value",), ("channel gain",), CHANNELS, SLOPED,
+    ("bias", "query"), ("query", "key"), ("gain", "value"), ("slopes", "channel gain"), ("key", "value"), (),
+    ("channel gain", "value"), ("query", "key", "transform"), ("bias", "gain", "transform"), SCALARS,
+]  # fmt: skip
+STRESS_SHAPES = 26
+
+
+def stress_call(case: int, draw: random.Random) -> tuple[list[torch.Tensor], lagwise.Terms, dict]:
+    """Draws tensors, tables and options of a call on the CPU. What a kernel is compiled for depends on the case alone."""
+    tables = STRESS_TABLES[case]
+    fixed = random.Random(case)
+    dtype = (BF16, F16)[case % 2]
+    head_dim, value_dim = fixed.choice([(16, 16), (32, 64), (64, 64), (64, 64), (128, 128), (80, 32)])
+    kind = ("plain", "mask", "plain", "packed", "starts", "plain", "lengths")[case % 7]
+    limited, dropped, group = case % 3 == 1, fixed.random() < 0.3, fixed.choice([1, 1, 2])
+    most = 120 if "channel gain" in tables else 400
+    queries = draw.choice([draw.randint(1, 40), draw.randint(20, most), draw.randint(20, most)])
+    # All gradients of a single pair are zero but for rounding, which no budget measures.
+    keys = max(3, queries if kind == "packed" else draw.choice([queries, draw.randint(1, most)]))
+    queries = keys if kind == "packed" else queries
+    batch, heads = (1 if kind == "packed" else 2), 2 * group
+    options: dict = {"dropout": 0.25 if dropped else 0.0}
+    if limited:
+        options["causal"] = draw.random() < 0.6
+        if not options["causal"] or draw.random() < 0.3:
+            options["window"] = (draw.randint(0, 200), draw.randint(0, 200))
+    if kind == "plain":
+        options["query_start"] = draw.choice([0, 0, keys - queries, draw.randint(-queries, keys)])
+    elif kind == "starts":
+        options["query_start"] = torch.tensor([draw.randint(0, keys) for _ in range(batch)])
+    elif kind == "lengths":
+        options["lengths"] = torch.tensor([draw.randint(0, keys), keys])
+    elif kind == "mask":
+        options["key_mask"] = torch.rand(batch, keys) < draw.choice([0.03, 0.5, 0.97])
+    elif kind == "packed":
+        inner = sorted(draw.randint(0, keys) for _ in range(draw.randint(0, 5)))
+        options["cu_seqlens"] = torch.tensor([0, *inner, keys])
+    made = {}
+    for name in tables:
+        if name == "transform":
+            continue
+        lags = draw.choice([1, draw.randint(1, 20), draw.randint(1, 300)])
+        # The gradient of a single slope is one number, which may happen to be small beside the terms in it.
+        rows = heads if name == "slopes" else draw.choice([1, heads])
+        first = draw.choice([-(lags // 2), draw.randint(-lags - 60, 60)])
+        channels = {"bias": (), "slopes": (), "gain": (1,), "value": (value_dim,)}.get(name, (head_dim,))
+        slopes = (torch.rand(rows) / 8, -torch.rand(rows) / 8) if name == "slopes" else None
+        field = {"slopes": "bias", "channel gain": "gain"}.get(name, name)
+        made[field] = lagwise.LagTable(torch.randn(rows, lags, *channels), first, slopes)
+    transform = lagwise.Rotary(head_dim=head_dim).terms(0, 0, scale=1.0).transform if "transform" in tables else None
+    q = torch.randn(batch, heads, queries, head_dim).to(dtype)
+    k = torch.randn(batch, heads // group, keys, head_dim).to(dtype)
+    v = torch.randn(batch, heads // group, keys, value_dim).to(dtype)
+    return [q, k, v], lagwise.Terms(**made, transform=transform), options
+
+
+@pytest.mark.parametrize("case", range(len(STRESS_TABLES)))
+def test_triton_stress(case, poisoned):
+    """Many random shapes, tables, masks and offsets: 520 calls over all cases."""
+    draw = random.Random(1000 + case)
+    failures = []
+    for index in range(STRESS_SHAPES):
+        torch.manual_seed(100 * case + index)
+        (q, k, v), terms, options = stress_call(case, draw)
+        options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        try:
+            budget("triton", q.cuda(), k.cuda(), v.cuda(), on_gpu(terms), **options)
+        except AssertionError as error:
+            lags = {name: (table.first, table.last) for name, table in terms.tables().items()}
+            failures.append(f"{index}: q {tuple(q.shape)}, k {tuple(k.shape)}, {lags}, {options}: {error}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("name", ["t5", "huang4", "shaw", "huang3"])
+@pytest.mark.parametrize("impl", ["triton", "split"])
+def test_memory_grows_with_the_length_and_not_with_its_square(impl, name):
+    encoding = make_encoding(name, heads=2, head_dim=64, max_lag=64).cuda()
+
+    def peak(time: int) -> int:
+        q, k, v = (x.requires_grad_() for x in tensors(batch=1, heads=2, queries=time))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        lagwise.attention(q, k, v, encoding, impl=impl).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    # The first calls set up kernels, workspaces and the gradients of the parameters.
+    peak(4096), peak(8192)
+    half, whole = peak(4096), peak(8192)
+    assert whole <= 2.2 * half
+    # One head's matrix of pairs, in the type of q.
+    assert whole < 8192 * 8192 * 2
+
+
+def leaves_of(terms: lagwise.Terms) -> list[torch.Tensor]:
+    """Returns the tables and slopes of terms, made to require gradients."""
+    values = [table.values for table in terms.tables().values()]
+    slopes = [slope for table in terms.tables().values() for slope in table.slopes or ()]
+    return [x.requires_grad_() for x in (*values, *slopes)]
+
+
+@pytest.mark.parametrize(
+    ("tables", "options"),
+    [
+        (SCALARS, {"dropout": 0.1}),
+        (CHANNELS, {"causal": True}),
+        (SLOPED, {"lengths": torch.tensor([700, 300])}),
+        (("query", "key", "transform"), {}),
+    ],
+    ids=words,
+)
+def test_triton_repeats_bit_for_bit(tables, options):
+    q, k, v = (x.requires_grad_() for x in tensors(queries=700, kv_heads=2))
+    terms = on_gpu(make_terms(*tables, head_dim=64, value_dim=64, max_lag=40))
+    wanted = [q, k, v, *leaves_of(terms)]
+    options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    seed = torch.tensor(7, device="cuda")
+
+    def run():
+        out, lse = lagwise.attention(q, k, v, terms, impl="triton", return_lse=True, seed=seed, **options)
+        finite = torch.where(lse == -torch.inf, 0.0, lse)
+        return [out, lse, *torch.autograd.grad(out.float().square().sum() + finite.sum(), wanted)]
+
+    first = run()
+    for _ in range(3):
+        for a, b in zip(first, run(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["t5", "at5", "shaw", "huang3", "huang4", "xl", "kerple", "conv-spe"])
+def test_triton_repeats_the_gradients_of_parameters(name, deterministic):
+    q, k, v = (x.requires_grad_() for x in tensors(queries=700))
+    encoding = make_encoding(name, head_dim=64, max_lag=40).cuda()
+    wanted = [q, k, v, *(x for x in encoding.parameters() if x.requires_grad)]
+
+    def run():
+        out = lagwise.attention(q, k, v, encoding, impl="triton", seed=torch.tensor(7, device="cuda"))
+        return [out, *torch.autograd.grad(out.float().square().sum(), wanted, allow_unused=True)]
+
+    for a, b in zip(run(), run(), strict=True):
+        assert a is b is None or torch.equal(a, b)
+
+
+# Inductor's own imports and its advice warn.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["t5", "huang4", "shaw", "rotary"])
+@pytest.mark.parametrize("impl", ["triton", "split"])
+def test_compiled_attention_is_attention(impl, name):
+    torch._dynamo.reset()
+    encoding = make_encoding(name, head_dim=64).cuda()
+    seed = torch.tensor(3, device="cuda")
+
+    def function(q, k, v):
+        return lagwise.attention(q, k, v, encoding, causal=True, seed=seed, impl=impl)
+
+    compiled = torch.compile(function, fullgraph=True)
+    for time in (700, 701):
+        q, k, v = (x.requires_grad_() for x in tensors(queries=time))
+        wanted = [q, k, v, *encoding.parameters()]
+        dout = torch.randn_like(q)
+        expected, actual = function(q, k, v), compiled(q, k, v)
+        torch.testing.assert_close(actual, expected)
+        for a, b in zip(
+            torch.autograd.grad(actual, wanted, dout, allow_unused=True),
+            torch.autograd.grad(expected, wanted, dout, allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=1.6e-2, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
+def test_triton_passes_the_operator_check(tables):
+    terms = on_gpu(make_terms(*tables, heads=2, head_dim=16, value_dim=16, max_lag=5))
+    leaves_of(terms)
+    q, k, v = (x.requires_grad_() for x in tensors(batch=1, heads=2, queries=70, head_dim=16, dtype=F32))
+    call = lower(
+        q, k, v, terms, scale=0.25, causal=False, window=None, query_start=0, key_mask=None, cu_seqlens=None,
+        dropout=0.0, seed=None
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.lagwise.triton.default, tuple(call))
+
+
+@pytest.mark.parametrize(
+    ("tables", "options"),
+    [
+        (SCALARS, {"causal": True}),
+        (CHANNELS, {"lengths": torch.tensor([300, 200])}),
+        (SLOPED, {"dropout": 0.2}),
+        (("bias", "key"), {"query_start": torch.tensor([0, 7])}),
+    ],
+    ids=words,
+)
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node")
+def test_triton_in_a_cuda_graph(tables, options):
+    q, k, v = (x.requires_grad_() for x in tensors(queries=300, heads=2))
+    terms = on_gpu(make_terms(*tables, heads=2, head_dim=64, value_dim=64, max_lag=40))
+    wanted = [q, k, v, *leaves_of(terms)]
+    options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    seed, dout = torch.tensor(7, device="cuda"), torch.randn_like(v)
+
+    def run():
+        out = lagwise.attention(q, k, v, terms, impl="triton", seed=seed, **options)
+        return [out, *torch.autograd.grad(out, wanted, dout)]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    with torch.no_grad():
+        for x in (*wanted, dout):
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(captured, run(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("impl", ["triton", "split"])
+def test_autocast(impl):
+    q, k, v = (x.requires_grad_() for x in tensors(dtype=F32))
+    encoding = make_encoding("shaw", head_dim=64).cuda()
+    with torch.autocast("cuda", dtype=BF16):
+        out = lagwise.attention(q, k, v, encoding, impl=impl)
+    assert out.dtype == BF16
+    assert torch.equal(out, lagwise.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), encoding, impl=impl))
+    assert all(g.dtype == F32 for g in torch.autograd.grad(out.float().square().sum(), [q, k, v, *encoding.parameters()]))

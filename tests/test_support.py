@@ -7,6 +7,7 @@ import torch
 from oracle import assert_within_budget, make_terms
 
 import lagwise
+from lagwise.attention import kernels_run_on
 from lagwise.impl import support
 
 TABLES = ("bias", "slopes", "gain", "channel gain", "query", "key", "value", "transform")
@@ -28,10 +29,12 @@ def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
     shapes = {
         "cu_seqlens": {"batch": 1},
         "unequal lengths": {"queries": 20},
-        "grouped heads": {"kv_heads": 2},
+        "grouped heads": {"kv_heads": 1},
         "value width": {"value_dim": 12},
+        "wide head": {"head_dim": 257},
+        "wide vectors": {"max_lag": 1025},
     }
-    tables = (feature,) if feature in TABLES else ("bias",)
+    tables = (feature,) if feature in TABLES else ("query",) if feature == "wide vectors" else ("bias",)
     return shapes.get(feature, {}), options.get(feature, {}), tables
 
 
@@ -47,7 +50,9 @@ def test_every_row(impl, feature):
     [(impl, features) for impl in support.IMPLEMENTATIONS for features, _ in support.REFUSALS[impl] if "cuda" not in features],
     ids=lambda x: x if isinstance(x, str) else "+".join(sorted(x)),
 )
-def test_every_refusal(impl, features):
+def test_every_refusal(impl, features, monkeypatch):
+    if "no kernels" in features:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
     shape, options, tables = {}, {}, ()
     for feature in sorted(features):
         more_shape, more_options, more_tables = ask(feature)
@@ -56,15 +61,18 @@ def test_every_refusal(impl, features):
 
 
 def check(impl, features, shape, options, tables):
-    sizes = {"batch": 2, "queries": 33, "kv_heads": 4, "value_dim": 8, **shape}
+    sizes = {"batch": 2, "queries": 33, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "max_lag": 5, **shape}
     dtype = next((getattr(torch, name) for name in DTYPES if name in features), torch.float32)
-    q = torch.randn(sizes["batch"], 4, sizes["queries"], 8).to(dtype)
-    k = torch.randn(sizes["batch"], sizes["kv_heads"], 33, 8).to(dtype)
+    q = torch.randn(sizes["batch"], 2, sizes["queries"], sizes["head_dim"]).to(dtype)
+    k = torch.randn(sizes["batch"], sizes["kv_heads"], 33, sizes["head_dim"]).to(dtype)
     v = torch.randn(sizes["batch"], sizes["kv_heads"], 33, sizes["value_dim"]).to(dtype)
-    terms = make_terms(*tables, value_dim=sizes["value_dim"])
-    reason = support.refusal(impl, features)
-    if "second derivative" in features:
+    terms = make_terms(*tables, heads=2, **{name: sizes[name] for name in ("head_dim", "value_dim", "max_lag")})
+    asked = features | {"cpu"} | (set() if kernels_run_on(q.device) else {"no kernels"})
+    reason = support.refusal(impl, asked)
+    if "second derivative" in features and "no kernels" not in asked:
         check_second_derivative(impl, reason)
+    elif impl == "triton" and reason is None and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bfloat16: tests/test_gpu.py")
     elif reason is None:
         assert_within_budget(impl, q, k, v, terms, **options)
     else:
@@ -73,7 +81,8 @@ def check(impl, features, shape, options, tables):
 
 
 def check_second_derivative(impl, reason):
-    q, k, v = (torch.randn(1, 1, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    dtype = torch.float32 if impl == "triton" else torch.float64
+    q, k, v = (torch.randn(1, 1, 5, 4, dtype=dtype, requires_grad=True) for _ in range(3))
 
     def twice():
         out = lagwise.attention(q, k, v, impl=impl)

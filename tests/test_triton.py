@@ -1,0 +1,306 @@
+"""The Triton kernels under Triton's interpreter: all of them, on a CPU. Their speed and bfloat16 are left to tests/test_gpu.py.
+
+The interpreter has tiles of 16 queries and 16 keys here, so that 33 of each are three blocks, the last one with a single row.
+"""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from oracle import assert_within_budget, make_encoding, make_terms
+
+import lagwise
+from lagwise.impl import support
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/test_gpu.py runs the kernels on it"
+    ),
+    # Kernels must write all that they promise.
+    pytest.mark.usefixtures("poisoned"),
+]
+
+F32, F16 = torch.float32, torch.float16
+SCALARS = ("bias", "gain", "query", "key", "value")
+CHANNELS = ("bias", "channel gain", "query", "key", "value")
+SLOPED = ("slopes", "gain", "query", "key", "value")
+HOLES = torch.tensor([[j % 3 > 0 for j in range(33)], [j == 7 for j in range(33)]])
+WORDS = {SCALARS: "all", CHANNELS: "channels", SLOPED: "sloped"}
+
+
+def words(x) -> str:
+    """Names a case: its tables, its shape, its options."""
+    if isinstance(x, tuple):
+        return WORDS.get(x, "+".join(map(str, x)) or "no table")
+    if isinstance(x, dict):
+        return ",".join(f"{name}={words(value)}" for name, value in x.items()) or "plain"
+    if isinstance(x, torch.Tensor) and x.numel() > 8:
+        return "mask"
+    return str(x.tolist() if isinstance(x, torch.Tensor) else x).replace(" ", "")
+
+
+def tensors(batch=1, heads=1, queries=33, keys=None, head_dim=8, value_dim=None, kv_heads=None, dtype=F32):
+    keys, kv_heads = keys or queries, kv_heads or heads
+    return (
+        torch.randn(batch, heads, queries, head_dim).to(dtype),
+        torch.randn(batch, kv_heads, keys, head_dim).to(dtype),
+        torch.randn(batch, kv_heads, keys, value_dim or head_dim).to(dtype),
+    )
+
+
+def check(tables=SCALARS, shape=None, max_lag=5, **options):
+    """Compares a call with random tables with the specification."""
+    q, k, v = tensors(**(shape or {}))
+    sizes = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3], "max_lag": max_lag}
+    assert_within_budget("triton", q, k, v, make_terms(*tables, **sizes), **options)
+
+
+@pytest.mark.parametrize(("causal", "dtype"), [(False, F32), (True, F16)], ids=str)
+def test_every_encoding(relative_name, causal, dtype):
+    q, k, v = tensors(heads=2, dtype=dtype)
+    encoding = make_encoding(relative_name, heads=2)
+    try:
+        lagwise.which_impl(q, k, v, encoding, causal=causal, impl="triton")
+    except ValueError as refused:
+        pytest.skip(str(refused))
+    assert_within_budget("triton", q, k, v, encoding, causal=causal)
+
+
+@pytest.mark.parametrize(("max_lag", "causal", "dtype"), [(0, True, F32), (5, False, F16), (60, False, F32)], ids=str)
+@pytest.mark.parametrize("table", ["bias", "slopes", "gain", "channel gain", "query", "key", "value"])
+def test_every_table_alone(table, max_lag, causal, dtype):
+    check((table,), {"heads": 2, "dtype": dtype}, max_lag, causal=causal)
+
+
+@pytest.mark.parametrize(("causal", "dtype"), [(False, F16), (True, F32)], ids=str)
+@pytest.mark.parametrize("tables", [(), SCALARS, CHANNELS, SLOPED], ids=words)
+def test_all_tables_together(tables, dtype, causal):
+    check(tables, {"heads": 2, "dtype": dtype}, causal=causal)
+
+
+@pytest.mark.parametrize("tables", [("query", "transform"), ("key", "value", "transform"), (*SCALARS, "transform")], ids=words)
+def test_tables_beside_a_transform(tables):
+    check(tables, {"heads": 2, "kv_heads": 1}, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "shape", "options"),
+    [
+        (SLOPED, {}, {"window": (9, 4)}),
+        (CHANNELS, {}, {"window": (3, 0)}),
+        (SCALARS, {}, {"window": (0, 0)}),
+        (CHANNELS, {}, {"window": (100, 2), "causal": True}),
+        (SCALARS, {"queries": 13, "keys": 40}, {}),
+        (CHANNELS, {"queries": 40, "keys": 13}, {"causal": True}),
+        (SLOPED, {"queries": 13, "keys": 40}, {"query_start": 27, "causal": True}),
+        (SCALARS, {"queries": 13, "keys": 40}, {"query_start": 100}),
+        (CHANNELS, {"queries": 20, "keys": 40}, {"query_start": 3}),
+        (SCALARS, {"queries": 40, "keys": 13}, {"query_start": -20, "causal": True}),
+        (SLOPED, {"queries": 13, "keys": 40}, {"query_start": -50}),
+        (CHANNELS, {"queries": 33, "keys": 20}, {"query_start": -7, "window": (4, 6)}),
+        (SCALARS, {"batch": 2, "queries": 5, "keys": 40}, {"query_start": torch.tensor([3, 30]), "causal": True}),
+        (SLOPED, {"batch": 2, "queries": 20}, {"query_start": torch.tensor([0, 17])}),
+        (CHANNELS, {"batch": 2, "queries": 5, "keys": 20}, {"query_start": torch.tensor(15)}),
+        (("transform", "query", "key"), {"batch": 2, "queries": 5, "keys": 20}, {"query_start": torch.tensor([0, 15])}),
+        (SCALARS, {"batch": 2}, {"lengths": torch.tensor([1, 20])}),
+        (CHANNELS, {"batch": 2}, {"lengths": torch.tensor([0, 17]), "causal": True}),
+        (SLOPED, {"batch": 2}, {"key_mask": torch.arange(33) >= torch.tensor([[0], [30]]), "causal": True}),
+        (SCALARS, {"batch": 2}, {"key_mask": HOLES}),
+        (CHANNELS, {"batch": 2, "queries": 17, "keys": 33}, {"key_mask": HOLES, "causal": True}),
+        (SCALARS, {"batch": 2}, {"key_mask": HOLES, "window": (6, 6), "lengths": torch.tensor([30, 8])}),
+        (SLOPED, {}, {"cu_seqlens": torch.tensor([0, 10, 10, 33])}),
+        (CHANNELS, {}, {"cu_seqlens": torch.tensor([0, 1, 17, 17, 33]), "causal": True}),
+        (SCALARS, {}, {"cu_seqlens": torch.tensor([0, 16, 33, 33]), "window": (5, 5)}),
+        (("transform", "bias", "key"), {}, {"cu_seqlens": torch.tensor([0, 20, 33])}),
+    ],
+    ids=words,
+)
+def test_who_sees_whom(tables, shape, options):
+    check(tables, shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("tables", "shape"),
+    [
+        (SCALARS, {"queries": 1, "batch": 2, "heads": 4}),
+        (CHANNELS, {"queries": 1, "batch": 2, "heads": 4}),
+        (SLOPED, {"queries": 2}),
+        (CHANNELS, {"queries": 1, "keys": 33}),
+        (SCALARS, {"queries": 33, "keys": 1}),
+        (SCALARS, {"queries": 32, "head_dim": 16, "heads": 2}),
+        (CHANNELS, {"queries": 32, "head_dim": 16, "value_dim": 16}),
+        (SCALARS, {"head_dim": 40}),
+        (CHANNELS, {"head_dim": 40, "value_dim": 24, "dtype": F16}),
+        (SCALARS, {"value_dim": 5}),
+        (SCALARS, {"head_dim": 16, "value_dim": 40}),
+        (SCALARS, {"heads": 4, "kv_heads": 2}),
+        (CHANNELS, {"heads": 3, "kv_heads": 1, "queries": 20}),
+        (("slopes",), {"queries": 100}),
+        (SCALARS, {"queries": 70}),
+        (CHANNELS, {"queries": 70, "dtype": F16}),
+    ],
+    ids=words,
+)
+def test_shapes(tables, shape):
+    check(tables, shape)
+
+
+@pytest.mark.parametrize(
+    ("first", "channels", "causal"),
+    [(-9, 1, True), (-9, 8, False), (-40, 1, False), (2, 1, False), (2, 8, True), (40, 1, True), (40, 8, False)],
+)
+def test_tables_that_lie_to_one_side(first, channels, causal):
+    terms = lagwise.Terms(
+        bias=lagwise.LagTable(torch.randn(1, 3), first, slopes=(torch.rand(1) / 4, -torch.rand(1) / 4)),
+        gain=lagwise.LagTable(torch.randn(1, 3, channels), first),
+        value=lagwise.LagTable(torch.randn(1, 3, 8), first),
+    )
+    assert_within_budget("triton", *tensors(), terms, causal=causal)
+
+
+@pytest.mark.parametrize(("channels", "causal"), [(1, False), (8, True)])
+def test_tables_of_different_ends_and_shared_by_the_heads(channels, causal):
+    terms = lagwise.Terms(
+        bias=lagwise.LagTable(torch.randn(1, 4), -7, slopes=(torch.rand(1) / 4, -torch.rand(1) / 4)),
+        gain=lagwise.LagTable(torch.randn(2, 2, channels), -1),
+        query=lagwise.LagTable(torch.randn(1, 50, 8), -3),
+        key=lagwise.LagTable(torch.randn(2, 6, 8), 1),
+        value=lagwise.LagTable(torch.randn(1, 9, 8), -12),
+    )
+    assert_within_budget("triton", *tensors(heads=2), terms, causal=causal)
+
+
+@pytest.mark.parametrize("names", [("bias", "gain", "key"), ("channel gain", "query", "value"), ("slopes",)], ids=words)
+def test_tables_shared_by_the_heads(names):
+    assert_within_budget("triton", *tensors(heads=2), make_terms(*names, heads=1))
+
+
+def test_the_widest_table_of_vectors():
+    check(("query", "key", "value"), {"queries": 5}, max_lag=1024)
+
+
+@pytest.mark.parametrize(
+    ("tables", "shape", "options"),
+    [
+        (SCALARS, {"heads": 2}, {}),
+        (CHANNELS, {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 17}, {"causal": True}),
+        (SCALARS, {"dtype": F16}, {"cu_seqlens": torch.tensor([0, 20, 33])}),
+        (SCALARS, {"queries": 13, "keys": 33}, {"query_start": torch.tensor([3])}),
+        (("slopes", "value"), {"queries": 20, "keys": 40}, {"query_start": -9, "window": (20, 20), "seed": torch.tensor(-5)}),
+        ((), {}, {"seed": torch.tensor(2**62)}),
+    ],
+    ids=words,
+)
+def test_dropout(tables, shape, options):
+    check(tables, shape, dropout=0.4, **options)
+
+
+@pytest.mark.parametrize("tile", [(32, 16, 1, 1), (16, 32, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("tables", "options"),
+    [
+        (SLOPED, {"causal": True}),
+        (SCALARS, {"query_start": 11, "window": (20, 17)}),
+        (CHANNELS, {"query_start": -11}),
+        (SCALARS, {"cu_seqlens": torch.tensor([0, 9, 40, 40, 70])}),
+    ],
+    ids=words,
+)
+def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
+    from lagwise.impl.triton import launch
+
+    monkeypatch.setattr(launch, "INTERPRETED", tile)
+    check(tables, {"queries": 70}, **options)
+
+
+def test_strides_do_not_matter():
+    base = [torch.randn(2, 33, 1, 16).transpose(1, 2)[..., ::2] for _ in range(3)]
+    assert not base[0].is_contiguous()
+    assert_within_budget("triton", *base, make_terms(*SCALARS, heads=1))
+    base = [torch.randn(1, 20, 2, 8).transpose(1, 2) for _ in range(3)]
+    assert base[0].stride(3) == 1
+    assert_within_budget("triton", *base, make_terms(*CHANNELS, heads=2))
+
+
+@pytest.mark.parametrize("tables", [("bias", "gain"), ("bias", "channel gain")], ids=words)
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+def test_large_logits_do_not_overflow(tables, options):
+    q, k, v = (30.0 * x for x in tensors())
+    assert_within_budget("triton", q, k, v, make_terms(*tables, heads=1), **options)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_large_biases_do_not_overflow(sign):
+    table = lagwise.LagTable(sign * 1000.0 * torch.arange(11.0).expand(1, 11), -5, slopes=(torch.ones(1), -torch.ones(1)))
+    assert_within_budget("triton", *tensors(), lagwise.Terms(bias=table))
+
+
+def gradients(tables, incoming, **options):
+    """Returns the output and all gradients of a call, for outputs and incoming gradients that a function chooses."""
+    torch.manual_seed(1)
+    q, k, v = (x.requires_grad_() for x in tensors(queries=20))
+    terms = make_terms(*tables, heads=1)
+    leaves = [q, k, v, *(table.values.requires_grad_() for table in terms.tables().values())]
+    out, lse = lagwise.attention(q, k, v, terms, return_lse=True, impl="triton", seed=torch.tensor(7), **options)
+    outputs, given = incoming(out, lse)
+    return [out, *torch.autograd.grad(outputs, leaves, given, allow_unused=True)]
+
+
+def assert_same(some, others):
+    for a, b in zip(some, others, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
+def test_a_call_repeats_bit_for_bit(tables):
+    def incoming(out, lse):
+        return out.square().sum() + lse.sum(), None
+
+    assert_same(gradients(tables, incoming, dropout=0.2), gradients(tables, incoming, dropout=0.2))
+
+
+def test_the_strides_of_incoming_gradients_do_not_matter():
+    dout, dlse = torch.randn(1, 1, 8, 20).mT, torch.randn(20, 1, 2)[..., 0].T[None]
+    assert_same(
+        gradients(SCALARS, lambda out, lse: ([out, lse], [dout, dlse])),
+        gradients(SCALARS, lambda out, lse: ([out, lse], [dout.contiguous(), dlse.contiguous()])),
+    )
+    ones, no = torch.ones(1, 1, 20, 8), torch.zeros(1, 1, 20)
+    assert_same(
+        gradients(SCALARS, lambda out, lse: (out.sum(), None)),
+        gradients(SCALARS, lambda out, lse: ([out, lse], [ones, no])),
+    )
+
+
+def test_a_gradient_of_the_log_sum_exp_alone():
+    dlse, no = torch.randn(1, 1, 20), torch.zeros(1, 1, 20, 8)
+    assert_same(
+        gradients(("bias", "query"), lambda out, lse: (lse, dlse)),
+        gradients(("bias", "query"), lambda out, lse: ([out, lse], [no, dlse])),
+    )
+
+
+def test_sums_of_encodings():
+    encoding = make_encoding("t5", heads=2) + make_encoding("shaw", heads=2) + make_encoding("rotary", heads=2)
+    assert_within_budget("triton", *tensors(heads=2), encoding)
+
+
+def test_autocast():
+    q, k, v = tensors(heads=2, queries=20)
+    encoding = make_encoding("shaw", heads=2)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = lagwise.attention(q, k, v, encoding, impl="triton")
+    assert out.dtype == torch.float16
+    assert torch.equal(out, lagwise.attention(q.half(), k.half(), v.half(), encoding, impl="triton"))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["t5", "shaw", "alibi"])
+def test_auto_never_takes_the_interpreter(name, dtype):
+    for time in (20, 2000):
+        q, k, v = tensors(heads=2, queries=time, dtype=dtype)
+        for options in ({}, {"dropout": 0.1}, {"causal": True}, {"window": (9, 9)}):
+            chosen = lagwise.which_impl(q, k, v, make_encoding(name, heads=2), **options)
+            assert chosen.impl in support.IMPLEMENTATIONS and chosen.impl != "triton"
