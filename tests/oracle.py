@@ -195,6 +195,10 @@ def term_sizes(q, k, v, given: Given, settings: dict, key_mask: Tensor | None, d
     # The gradient of a logit is a difference, whose parts are rounded: their sizes count, not its own.
     delta = (weights * dweights).sum(-1, keepdim=True)
     dlogit = weights * (dweights.abs() + delta.abs() + dlse[..., None].abs())
+    if terms.bias is not None and terms.bias.slopes is not None:
+        # A slope's gradient sums dlogit times the distance beyond the end, and mostly cancels.
+        for side, beyond in zip(("past", "future"), terms.bias._beyond(lags), strict=True):
+            units[f"bias {side} slope"] = float((dlogit * beyond[:, None]).square().sum((0, 2, 3)).sqrt().max())
     summed = {}
     content = (q, k) if terms.transform is None else terms.transform(q, k, *position)
     ready = (content[0].detach() ** 2, content[1].detach() ** 2)

@@ -50,11 +50,11 @@ def tensors(batch=1, heads=1, queries=33, keys=None, head_dim=8, value_dim=None,
     )
 
 
-def check(tables=SCALARS, shape=None, max_lag=5, **options):
+def check(tables=SCALARS, shape=None, max_lag=5, impl="triton", **options):
     """Compares a call with random tables with the specification."""
     q, k, v = tensors(**(shape or {}))
     sizes = {"heads": q.shape[1], "head_dim": q.shape[3], "value_dim": v.shape[3], "max_lag": max_lag}
-    assert_within_budget("triton", q, k, v, make_terms(*tables, **sizes), **options)
+    assert_within_budget(impl, q, k, v, make_terms(*tables, **sizes), **options)
 
 
 @pytest.mark.parametrize(("causal", "dtype"), [(False, F32), (True, F16)], ids=str)
@@ -153,11 +153,11 @@ def test_shapes(tables, shape):
 )
 def test_tables_that_lie_to_one_side(first, channels, causal):
     terms = lagwise.Terms(
-        bias=lagwise.LagTable(torch.randn(1, 3), first, slopes=(torch.rand(1) / 4, -torch.rand(1) / 4)),
-        gain=lagwise.LagTable(torch.randn(1, 3, channels), first),
+        bias=lagwise.LagTable(torch.randn(2, 3), first, slopes=(torch.rand(2) / 4, -torch.rand(2) / 4)),
+        gain=lagwise.LagTable(torch.randn(2, 3, channels), first),
         value=lagwise.LagTable(torch.randn(1, 3, 8), first),
     )
-    assert_within_budget("triton", *tensors(), terms, causal=causal)
+    assert_within_budget("triton", *tensors(heads=2), terms, causal=causal)
 
 
 @pytest.mark.parametrize(("channels", "causal"), [(1, False), (8, True)])
@@ -213,6 +213,33 @@ def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
 
     monkeypatch.setattr(launch, "INTERPRETED", tile)
     check(tables, {"queries": 70}, **options)
+
+
+@pytest.mark.parametrize(
+    ("tables", "shape", "max_lag", "options"),
+    [
+        (SCALARS, {"heads": 2}, 5, {}),
+        (CHANNELS, {"heads": 2, "kv_heads": 1, "dtype": F16}, 5, {}),
+        (CHANNELS, {}, 5, {"causal": True}),
+        (("bias", "gain"), {"heads": 4, "kv_heads": 2}, 5, {"causal": True}),
+        ((), {}, 5, {}),
+        (("gain",), {}, 0, {}),
+        (("query", "value"), {"value_dim": 12, "dtype": F16}, 2, {}),
+        (SCALARS, {"queries": 13, "keys": 40}, 3, {"query_start": 20}),
+        (("key", "value"), {"queries": 40, "keys": 13}, 2, {"query_start": -9, "causal": True}),
+        (("channel gain", "query"), {"queries": 20, "keys": 33}, 60, {}),
+        (("bias", "key"), {}, 3, {"window": (9, 4)}),
+        (("query", "transform"), {}, 5, {}),
+        (("bias", "value"), {"queries": 100}, 3, {}),
+    ],
+    ids=words,
+)
+def test_split_with_its_band_on_the_kernels(tables, shape, max_lag, options, monkeypatch):
+    """On a GPU `split` shares the kernels; here it takes them with the far fields of the CPU."""
+    from lagwise.impl import split
+
+    monkeypatch.setattr(split, "fused", lambda call: True)
+    check(tables, shape, max_lag, impl="split", **options)
 
 
 def test_strides_do_not_matter():
