@@ -156,7 +156,7 @@ def terms_of(
             "`embed` on the input and pass None here, or give it to a stack of lagwise.nn, which does both"
         )
     first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
-    if seed is None:
+    if seed is None and encoding.random:
         seed = noise.draw_seed(encoding.training, q.device)
     return encoding.terms(first, last, scale=scale, seed=seed)
 

@@ -32,25 +32,25 @@ class LagTable:
     slopes: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None
 
     def __post_init__(self):
-        if self.values.ndim not in (2, 3):
-            raise ValueError(f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(self.values.shape)}")
-        if self.values.shape[1] == 0:
+        shape = self.values.shape
+        if len(shape) not in (2, 3):
+            raise ValueError(f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(shape)}")
+        if shape[1] == 0:
             raise ValueError("values must have at least one lag, but has none")
         if not self.values.is_floating_point():
             raise ValueError(f"values must be floating-point numbers, but are {self.values.dtype}")
         if self.slopes is not None:
-            if self.values.ndim != 2:
+            if len(shape) != 2:
                 raise ValueError(
                     "slopes need a table of scalars, values [heads, lags]: only `bias` may have them, "
-                    f"but values has shape {tuple(self.values.shape)}"
+                    f"but values has shape {tuple(shape)}"
                 )
             if len(self.slopes) != 2:
                 raise ValueError(f"slopes must be two, of the past and of the future, but are {len(self.slopes)}")
             for side, slope in zip(("past", "future"), self.slopes, strict=True):
-                if slope.shape != self.values.shape[:1]:
+                if slope.shape != shape[:1]:
                     raise ValueError(
-                        f"the {side} slope must have one number per head, shape ({self.values.shape[0]},), "
-                        f"but has shape {tuple(slope.shape)}"
+                        f"the {side} slope must have one number per head, shape ({shape[0]},), but has shape {tuple(slope.shape)}"
                     )
 
     @property

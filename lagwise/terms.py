@@ -1,7 +1,7 @@
 """What an encoding does to attention: five functions of the lag and a transform per token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -11,6 +11,9 @@ from lagwise.lags import LagTable
 
 Transform: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps `(q, k, q_positions, k_positions)` to `(q', k')`; positions are [time] or [batch, time]."""
+
+TABLES = ("bias", "gain", "query", "key", "value")
+"""The fields of `Terms` that are functions of the lag."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class Terms:
     transform: Transform | None = None
 
     def __post_init__(self):
-        for name, table in self.tables().items():
+        for name in TABLES:
+            table = getattr(self, name)
+            if table is None:
+                continue
             if not isinstance(table, LagTable):
                 raise ValueError(f"{name} must be a LagTable or None, but is {type(table).__name__}")
             rank = 2 if name == "bias" else 3
@@ -55,8 +61,7 @@ class Terms:
 
     def tables(self) -> dict[str, LagTable]:
         """The tables that are there, by name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "transform"}
-        return {name: table for name, table in named.items() if table is not None}
+        return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
     def to(self, dtype: torch.dtype) -> "Terms":
         """Returns the terms with all tables in another floating-point type."""

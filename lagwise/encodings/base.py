@@ -19,6 +19,9 @@ class Encoding(nn.Module, ABC):
     absolute: bool = False
     """Whether the encoding acts on the model's input through `embed`."""
 
+    random: bool = False
+    """Whether `terms` draws random numbers: a seed is drawn for those encodings alone."""
+
     @abstractmethod
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         """Returns the encoding's terms for a call that can reach the lags from `first` to `last`.
@@ -29,7 +32,7 @@ class Encoding(nn.Module, ABC):
             first: The first lag that the call can reach.
             last: The last one.
             scale: The factor of the content product; terms that have to be scaled with it multiply by it.
-            seed: Where random numbers start, for encodings that draw any.
+            seed: Where random numbers start, for an encoding that is `random`.
         """
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
@@ -63,6 +66,7 @@ class Sum(Encoding):
         super().__init__()
         self.left, self.right = left, right
         self.absolute = left.absolute or right.absolute
+        self.random = left.random or right.random
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return self.left.terms(first, last, scale=scale, seed=seed) + self.right.terms(first, last, scale=scale, seed=seed)

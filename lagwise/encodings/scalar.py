@@ -4,7 +4,7 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lagwise import noise
@@ -144,6 +144,7 @@ class AT5(Encoding):
         directions = 1 if causal else 2
         self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(*slopes))
         self.readout = Readout(directions, heads, widths, activation, dropout, std)
+        self.random = dropout > 0.0
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
@@ -151,16 +152,25 @@ class AT5(Encoding):
         if self.max_lag is not None:
             # Lags that the call cannot reach, or that share the last value, need no column.
             first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
-        sides = (range(first, min(last, 0) + 1), range(max(first, 1), last + 1))
-        # A call that looks one way only has no lags on the other side, whose MLP is then not evaluated.
-        columns = [self._side(number, lags, seed) for number, lags in enumerate(sides) if len(lags)]
-        return Terms(bias=LagTable(torch.cat(columns, dim=1), first))
+        if first <= 0 < last:
+            # Both directions take as many lags as the longer of them has, so that one batch computes both.
+            size = max(1 - first, last)
+            past, future = self._values(1 - size, size, range(2), seed).unbind()
+            values = torch.cat([past[:, size - (1 - first) :], future[:, :last]], dim=1)
+        else:
+            # A call that looks one way only has no lags on the other side, whose MLP is then not evaluated.
+            values = self._values(first, last, range(1) if last <= 0 else range(1, 2), seed).squeeze(0)
+        return Terms(bias=LagTable(values, first))
 
-    def _side(self, direction: int, side: range, seed: Tensor | None) -> Float[Tensor, "heads lags"]:
-        lags = torch.arange(side.start, side.stop, device=self.slope.device)
+    def _values(self, first: int, last: int, directions: range, seed: Tensor | None) -> Float[Tensor, "directions heads lags"]:
+        """Evaluates g(f(n)) at the lags from `first` to `last`, an equal number of them in each direction."""
+        slope = take(self.slope, directions)
+        distance = distances(first, last, slope).view(slope.shape[0], 1, -1)
         # On |n| alone the exponent is never positive, so that no slope and no lag overflows.
-        exponent = torch.relu(self.slope[direction])[:, None] * (lags.abs().to(self.slope.dtype) / self.reach)
-        return self.readout(-torch.expm1(-exponent), direction, lags, seed)
+        exponent = torch.relu(slope)[..., None] * (distance / -self.reach)
+        # 1 - exp(exponent), exact near 0 too: the negative branch of an ELU, a single operation forward and backward.
+        bucket = nn.functional.elu(exponent, alpha=-1.0).to(slope.dtype)
+        return self.readout(bucket, first, directions, seed)
 
 
 class AT5Free(Encoding):
@@ -199,12 +209,13 @@ class AT5Free(Encoding):
         self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.empty(heads, max_lag + 1 if causal else 2 * max_lag + 1).normal_())
         self.readout = Readout(1, heads, widths, activation, dropout, std)
+        self.random = dropout > 0.0
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        lags = torch.arange(-self.max_lag, self.weight.shape[1] - self.max_lag, device=self.weight.device)
-        return Terms(bias=LagTable(self.readout(torch.sigmoid(self.weight), 0, lags, seed), -self.max_lag))
+        values = self.readout(torch.sigmoid(self.weight)[None], -self.max_lag, range(1), seed)
+        return Terms(bias=LagTable(values.squeeze(0), -self.max_lag))
 
 
 class Readout(nn.Module):
@@ -234,18 +245,38 @@ class Readout(nn.Module):
         self.activation, self.dropout = activation, dropout
 
     def forward(
-        self, x: Float[Tensor, "heads lags"], direction: int, lags: Int[Tensor, " lags"], seed: Tensor | None
-    ) -> Float[Tensor, "heads lags"]:
+        self, x: Float[Tensor, "directions heads lags"], first: int, directions: range, seed: Tensor | None
+    ) -> Float[Tensor, "directions heads lags"]:
+        """Evaluates the MLPs of some directions at x, whose columns are the lags from `first` on, through all directions."""
+        # The table is exact under autocast too, which would compute the products in half precision.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._evaluate(x, first, directions, seed)
+
+    def _evaluate(self, x: Tensor, first: int, directions: range, seed: Tensor | None) -> Tensor:
         act = ACTIVATIONS[self.activation]
-        hidden = act(x[..., None] * self.weight1[direction] + self.offset1[direction])
+        # A product of matrices although w1 has one row: unlike that of numbers, its gradients are not summed in a second step.
+        hidden = act(x[..., None] @ take(self.weight1, directions) + take(self.offset1, directions))
         if self.training and self.dropout > 0.0:
             if seed is None:
                 raise ValueError("seed must be given to draw the dropout of AT5 in training, but is None")
-            heads, units = (torch.arange(size, device=x.device) for size in (hidden.shape[0], hidden.shape[2]))
-            kept = noise.keep(self.dropout, seed, Stream.AT5, heads[:, None, None], lags[:, None], units)
+            lags = torch.arange(first, first + x.shape[0] * x.shape[2], device=x.device).view(x.shape[0], 1, -1, 1)
+            heads, units = (torch.arange(size, device=x.device) for size in (hidden.shape[1], hidden.shape[3]))
+            kept = noise.keep(self.dropout, seed, Stream.AT5, heads[:, None, None], lags, units)
             hidden = hidden * kept / (1.0 - self.dropout)
-        hidden = act(hidden @ self.weight2[direction] + self.offset2[direction])
-        return (hidden @ self.weight3[direction] + self.offset3[direction]).squeeze(-1)
+        hidden = act(hidden @ take(self.weight2, directions) + take(self.offset2, directions))
+        return (hidden @ take(self.weight3, directions) + take(self.offset3, directions)).squeeze(-1)
+
+
+def take(parameter: Tensor, directions: range) -> Tensor:
+    """Returns the part of a parameter that belongs to some directions."""
+    # All of it is taken without an operation, because the gradient of a slice is a copy into zeros.
+    return parameter if len(directions) == parameter.shape[0] else parameter[directions.start : directions.stop]
+
+
+def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"]:
+    """Returns |n| for the lags from `first` to `last`, in float32 at least: half precision cannot tell far lags apart."""
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return torch.arange(first, last + 1, dtype=dtype, device=parameter.device).abs()
 
 
 class ALiBi(Encoding):
@@ -303,11 +334,10 @@ class Kerple(Encoding):
         self.a = nn.Parameter(torch.empty(heads).uniform_(0.0, 1.0))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        distance = torch.arange(first, last + 1, device=self.p.device).abs().to(self.p.dtype)
+        distance = distances(first, last, self.p)
         p, a = self.p[:, None].clamp(min=0.01), self.a[:, None].clamp(min=0.01)
-        if self.kind == "log":
-            return Terms(bias=LagTable(-p * torch.log1p(a * distance), first))
-        return Terms(bias=LagTable(-a * distance ** p.clamp(max=2.0), first))
+        bias = -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance ** p.clamp(max=2.0)
+        return Terms(bias=LagTable(bias.to(self.p.dtype), first))
 
 
 class Sandwich(Encoding):

@@ -25,6 +25,8 @@ class StochasticEncoding(Encoding):
     Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
     """
 
+    random = True
+
     def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim, realizations=realizations)

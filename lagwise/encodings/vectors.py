@@ -91,7 +91,8 @@ class HuangM1(Encoding):
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        both = torch.cat([self.weight[:, 1:].flip(1), self.weight], dim=1)
+        zero, future = self.weight.split([1, self.max_lag], dim=1)
+        both = torch.cat([future.flip(1), zero, future], dim=1)
         return Terms(gain=LagTable(both[..., None], -self.max_lag))
 
 

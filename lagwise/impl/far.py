@@ -1,7 +1,7 @@
 """Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ aten = torch.ops.aten
 CUDNN_LEAST = 64
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A rectangle of queries and keys in which all pairs are seen, or with `causal` those of a square's lower triangle."""
 
     rows: slice
@@ -27,12 +26,13 @@ def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
         limit 2, row 0      # # \\ . . .          limit -1, row 0     . . . .      no piece
                  row 1      # # \\ \\ . .                    row 1     \\ . . .
                  row 2      # # \\ \\ \\ .                    row 2     \\ \\ . .
-                 row 3      = = = = = =
+                 row 3      # # \\ \\ \\ \\
+                 row 4      = = = = = =
 
     `#` is a rectangle beside the triangle `\\`, and `=` are rows that see every key.
     """
     start = min(max(0, -limit), queries)
-    full = min(max(keys - 1 - limit, start), queries)
+    full = min(max(keys - limit, start), queries)
     beside = start + limit
     if full > start:
         if beside > 0:
@@ -40,6 +40,11 @@ def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
         yield Piece(slice(start, full), slice(beside, beside + full - start), causal=True)
     if queries > full:
         yield Piece(slice(full, queries), slice(0, keys), causal=False)
+
+
+def extent(queries: int, keys: int, limit: int) -> tuple[int, int]:
+    """Returns how many rows the region `key - row <= limit` has, the last ones, and how many keys, the first ones."""
+    return max(0, min(queries, queries + limit)), max(0, min(keys, queries + limit))
 
 
 def backend(q: Tensor, k: Tensor) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.lags import LagTable, visible_lags
-from lagwise.terms import Terms
+from lagwise.terms import TABLES, Terms
 
 
 class Lowered(NamedTuple):
@@ -45,8 +45,6 @@ class Lowered(NamedTuple):
 
 DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "slopes", "gain", "query", "key", "value")
 """The fields of `Lowered` that gradients flow to, in order; they come first."""
-
-TABLES = ("bias", "gain", "query", "key", "value")
 
 
 def lower(

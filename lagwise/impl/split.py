@@ -47,6 +47,14 @@ class Side:
         """Returns a tensor, [batch, heads, time, ...], in this side's order of time."""
         return flipped(x) if self.mirrored else x
 
+    def first(self, x: Tensor, count: int) -> Tensor:
+        """Returns the start of a tensor's time as this side sees it."""
+        return self.seen(x[:, :, x.shape[2] - count :] if self.mirrored else x[:, :, :count])
+
+    def last(self, x: Tensor, count: int) -> Tensor:
+        """Returns the end of a tensor's time as this side sees it."""
+        return self.seen(x[:, :, :count] if self.mirrored else x[:, :, x.shape[2] - count :])
+
     def original(self, time: slice, count: int) -> slice:
         """Returns a slice of this side's time in the call's order of time."""
         return slice(count - time.stop, count - time.start) if self.mirrored else time
@@ -66,15 +74,14 @@ class Side:
         column = getattr(gradients, name).values[:, self.column]
         column += gradient.sum(0, keepdim=True) if column.shape[0] == 1 else gradient
 
-    def queries(self, part: Part) -> Tensor:
-        """Returns the queries that make this side plain attention, in its order of time and rounded once."""
-        gain, key = self.tail("gain", part.compute), self.tail("key", part.compute)
-        q = self.seen(part.q)
+    def queries(self, q: Tensor, compute: torch.dtype) -> Tensor:
+        """Returns the queries that make this side plain attention, summed in a type and rounded once."""
+        gain, key = self.tail("gain", compute), self.tail("key", compute)
         if gain is None and key is not None:
             return torch.add(q, key, out=torch.empty_like(q))
-        if gain is not None:
-            q = q * gain if key is None else torch.addcmul(key, q.to(part.compute), gain)
-        return q.to(part.q.dtype)
+        if gain is None:
+            return q
+        return (q * gain if key is None else torch.addcmul(key, q.to(compute), gain)).to(q.dtype)
 
     def shift(self, part: Part) -> Tensor:
         """Returns what the tails add to the log-sum-exp, broadcastable to [batch, heads, queries]."""
@@ -155,7 +162,7 @@ def forward(call: Lowered) -> list[Tensor]:
 
 def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
     """Writes the far field's output and log-sum-exp over zeros and minus infinity."""
-    q, k, v = side.queries(part), side.seen(part.k), side.seen(part.v)
+    q, k, v = side.queries(side.seen(part.q), part.compute), side.seen(part.k), side.seen(part.v)
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         piece_out, piece_lse = far.attend(
             q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale
@@ -227,7 +234,8 @@ def _side_backward(
     value, gain = side.tail("value", part.compute), side.tail("gain", part.compute)
     plain_out = out if value is None else (out.to(part.compute) - value).to(out.dtype)
     plain_lse, plain_dlse = side.seen(lse - side.shift(part)), None if dlse is None else side.seen(dlse)
-    q, k, v, dout, plain_out = side.queries(part), *(side.seen(x) for x in (part.k, part.v, dout, plain_out))
+    q = side.queries(side.seen(part.q), part.compute)
+    k, v, dout, plain_out = (side.seen(x) for x in (part.k, part.v, dout, plain_out))
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
         rows, keys = piece.rows, piece.keys
         piece_dq, piece_dk, piece_dv = far.attend_backward(
@@ -258,10 +266,12 @@ def far_sides(call: Lowered) -> int:
 
 def outputs(call: Lowered) -> list[Tensor]:
     """Returns empty tensors like those of `forward`."""
+    if fused(call):
+        return import_module("lagwise.impl.triton.near_far").outputs(call)
     compute = torch.promote_types(call.q.dtype, torch.float32)
     shape = (*call.q.shape[:3], call.v.shape[3])
     lags = 0
-    if (call.query is not None or call.key is not None) and not fused(call):
+    if call.query is not None or call.key is not None:
         ((_, _, part),) = parts_of(call)
         (first, last), _ = layout(call, part)
         lags = max(0, last - first + 1) if last - first < KEPT_LAGS else 0

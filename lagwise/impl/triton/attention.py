@@ -9,10 +9,10 @@ future, where every table is its end column, and the near tiles between them, wh
     block of queries     past  past | near near near | future future
                          -----------+----------------+---------------> keys
 
-`score(i, n) = q_i . query(n) + k_(i+n) . key(n)` is there for the lags of the band, [queries, lags]; before and after it, it
-is the sum of a number per query and a number per key, the `ends`. The gradients of scores and ends are written by the
-program that owns them, so that nothing needs atomics. With CHANNELS, a gain per channel, scores hold the content product too,
-and beyond the band it is q * gain of the end column.
+`score(i, n) = q_i . query(n) + k_(i+n) . key(n)` is there for the lags of the band, as [queries, lags] and [keys, lags]; before
+and after it, it is the sum of a number per query and a number per key, the `ends`. The gradients of scores and ends are written
+by the program that owns them, so that nothing needs atomics. With CHANNELS, a gain per channel, scores hold the content product
+too, and beyond the band it is q * gain of the end column.
 """
 
 # Triton's language is not typed as Python is.
@@ -30,62 +30,70 @@ from lagwise.impl.triton.tiles import (
     NEAR,
     PAST,
     after,
+    at_lags,
     before,
     clear_scores,
     dropout_state,
-    gather,
     kept,
     lag_scores,
     load_columns,
     load_ends,
+    load_numbers,
     load_rows,
     product,
     put_lag_scores,
     store_ends,
     store_rows,
     visible,
+    with_ends,
 )
 
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
     "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "table_first", "table_lags",
-    "low", "high", "band_first", "band_lags", "value_first", "value_lags", "scale", "dropped",
+    "low", "high", "band_first", "band_lags", "value_first", "value_lags", "past_rows", "future_rows", "past_keys", "future_keys",
+    "scale", "dropped",
 ]  # fmt: skip
 
 
 @triton.jit
 def tile_logits(
     content, lag, row, key, head, scale, Bias, Slopes, Gain, table_first, near_first, near_last, heads,
-    BandScores, band_first, band_lags, QueryEnds, KeyEnds, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+    BandScores, KeyScores, band_first, band_lags, QueryEnds, KeyEnds, queries, keys, first, last,
+    KeyMask, SequenceStart, SequenceEnd,
     SIDE: tl.constexpr, BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr,
-    MASK: tl.constexpr, PACKED: tl.constexpr,
+    MASK: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
 ):  # fmt: skip
-    """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain."""
+    """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain.
+
+    Without FAR a tile has no lags that may be seen beyond the columns of the tables.
+    """
     end = near_first if SIDE == PAST else near_last
     x = content
     gain = 1.0
     if GAIN:
-        gain = gather(Gain + (lag - table_first), row >= 0) if SIDE == NEAR else tl.load(Gain + (end - table_first))
+        gain = at_lags(Gain, lag, table_first) if SIDE == NEAR else tl.load(Gain + (end - table_first))
         x = x * gain
     if SCORES and SIDE == NEAR:
-        x += lag_scores(BandScores, row, queries, lag, band_first, band_lags)
-    if QUERY:
-        past, future = load_ends(QueryEnds, row, queries)
-        if SIDE == NEAR:
-            x += before(past, lag, band_first) + after(future, lag, band_first + band_lags - 1)
-        else:
-            x += past if SIDE == PAST else future
+        scores = lag_scores(BandScores, row, queries, lag, band_first, band_lags)
+        if FAR:
+            past, future = load_ends(QueryEnds, row, queries, QUERY)
+            scores = with_ends(scores, past, future, lag, band_first, band_lags)
+        x += scores
+    elif QUERY:
+        past, future = load_ends(QueryEnds, row, queries, QUERY)
+        x += past if SIDE == PAST else future
     if KEY:
-        past, future = load_ends(KeyEnds, key, keys)
+        past, future = load_ends(KeyEnds, key, keys, FAR)
         if SIDE == NEAR:
-            x += before(past, lag, band_first) + after(future, lag, band_first + band_lags - 1)
+            scores = lag_scores(KeyScores, key, keys, lag, band_first, band_lags)
+            x += with_ends(scores, past, future, lag, band_first, band_lags) if FAR else scores
         else:
             x += past if SIDE == PAST else future
     x = x * scale
     if BIAS:
-        bias = gather(Bias + (lag - table_first), row >= 0) if SIDE == NEAR else tl.load(Bias + (end - table_first))
-        x += bias
+        x += at_lags(Bias, lag, table_first) if SIDE == NEAR else tl.load(Bias + (end - table_first))
     if SLOPES and SIDE != NEAR:
         slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head)
         x += slope * (lag - end).to(tl.float32)
@@ -108,11 +116,10 @@ def tile_gradient(
     """
     weights = tl.exp2((logits - lse) * LOG2E)
     if VALUE:
+        past, future = load_ends(ValueEnds, row, queries, VALUE)
         if SIDE == NEAR:
-            dweights += lag_scores(ValueScores, row, queries, lag, value_first, value_lags)
-        past, future = load_ends(ValueEnds, row, queries)
-        if SIDE == NEAR:
-            dweights += before(past, lag, value_first) + after(future, lag, value_first + value_lags - 1)
+            scores = lag_scores(ValueScores, row, queries, lag, value_first, value_lags)
+            dweights += with_ends(scores, past, future, lag, value_first, value_lags)
         else:
             dweights += past if SIDE == PAST else future
     if DROPOUT:
@@ -128,9 +135,8 @@ def tile_gradient(
 @triton.jit
 def load_statistics(Lse, Delta, row, queries):
     """Loads log-sum-exp and delta; rows that see nothing, or are none, get weights exp(logit - inf) = 0."""
-    lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
-    delta = tl.load(Delta + row, mask=row < queries, other=0.0)
-    return tl.where(lse == -float("inf"), float("inf"), lse)[:, None], delta[:, None]
+    lse, delta = load_numbers(Lse, row, queries), load_numbers(Delta, row, queries)
+    return tl.where((lse == -float("inf")) | (row >= queries), float("inf"), lse)[:, None], delta[:, None]
 
 
 @triton.jit
@@ -143,6 +149,18 @@ def end_queries(q, Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: 
         return (q.to(tl.float32) * past).to(q.dtype), (q.to(tl.float32) * future).to(q.dtype), past, future
     else:
         return q, q, 1.0, 1.0
+
+
+@triton.jit
+def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr):
+    """Loads a column of a gain, one number or one per channel, [1, channels]; without a gain it is one."""
+    if CHANNELS:
+        channel = tl.arange(0, WIDTH)
+        return tl.load(Gain + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :]
+    elif GAIN:
+        return tl.load(Gain).to(tl.float32)
+    else:
+        return 1.0
 
 
 @triton.jit
@@ -191,7 +209,7 @@ def key_range(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
-    Q, K, V, Out, Lse, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, BandLogits, Value,
+    Q, K, V, Out, Lse, Bias, Slopes, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, BandLogits, Value,
     KeyMask, Bounds, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags,
@@ -203,7 +221,11 @@ def forward_kernel(
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
     LIMITED: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Computes output and log-sum-exp of a block of queries; with VALUE also the band's logits, for `band_output_kernel`."""
+    """Computes output and log-sum-exp of a block of queries.
+
+    The value table's share, sum_n exp(logit(i, n) - lse(i)) value(n), is a matrix product in the coordinates of lags: the band's
+    logits are written to memory in these, and read again when all tiles are done.
+    """
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
@@ -217,6 +239,7 @@ def forward_kernel(
     Bias += head * table_lags
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     BandScores += base * queries * band_lags
+    KeyScores += base * keys * band_lags
     BandLogits += base * queries * value_lags
     KeyMask += batch.to(tl.int64) * keys
     begin, near, beyond, end = key_range(
@@ -243,10 +266,10 @@ def forward_kernel(
                 content = content_product(q_past, q_future, k, lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, _gain = tile_logits(
                     content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
-                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
-                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries,
+                    KeyEnds + base * 2 * keys, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
                     SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
-                    MASK, PACKED,
+                    MASK, PACKED, FAR,
                 )  # fmt: skip
                 higher = tl.maximum(peak, tl.max(logits, 1))
                 shrink = tl.exp2((peak - higher) * LOG2E)
@@ -269,6 +292,8 @@ def forward_kernel(
                 v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
                 out = out * shrink[:, None] + product(weights.to(v.dtype), v)
                 peak = higher
+    some = tl.where(total > 0.0, total, 1.0)
+    lse = peak + tl.log2(some) * LN2
     if VALUE:
         channel = tl.arange(0, VALUE_WIDTH)
         Value += head * value_lags * value_dim
@@ -276,59 +301,48 @@ def forward_kernel(
         out += past_mass[:, None] * value[None, :]
         value = tl.load(Value + (value_lags - 1) * value_dim + channel, mask=channel < value_dim, other=0.0).to(tl.float32)
         out += future_mass[:, None] * value[None, :]
-    some = tl.where(total > 0.0, total, 1.0)
-    store_rows(Out + base * queries * value_dim, row, queries, value_dim, out / some[:, None], value_dim, VALUE_WIDTH)
-    lse = tl.where(total > 0.0, peak + tl.log2(some) * LN2, -float("inf"))
-    tl.store(Lse + base * queries + row, lse, mask=row < queries)
-
-
-@triton.jit(do_not_specialize=["queries", "heads", "lags"])
-def band_output_kernel(
-    Out, Lse, BandLogits, Value, heads, queries, lags,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, LAGS: tl.constexpr,
-):  # fmt: skip
-    """Adds the band's share of the value table: out(i) += sum_n exp(logit(i, n) - lse(i)) value(n)."""
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair = index % count, index // count
-    base = pair.to(tl.int64)
-    row = block * ROWS + tl.arange(0, ROWS)
-    there = row < queries
-    Out += base * queries * value_dim
-    BandLogits += base * queries * lags
-    Value += (pair % heads) * lags * value_dim
-    # A row that saw nothing has logits of minus infinity: any finite number may stand for its log-sum-exp.
-    lse = tl.load(Lse + base * queries + row, mask=there, other=0.0)
-    lse = tl.where(lse == -float("inf"), 0.0, lse)
-    out = load_rows(Out, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    for lag_start in range(0, lags, LAGS):
-        lag = lag_start + tl.arange(0, LAGS)
-        mask = there[:, None] & (lag < lags)[None, :]
-        logits = tl.load(BandLogits + row.to(tl.int64)[:, None] * lags + lag[None, :], mask=mask, other=-float("inf"))
-        value = load_rows(Value, lag, lags, value_dim, value_dim, VALUE_WIDTH, False)
-        out += product(tl.exp2((logits - lse[:, None]) * LOG2E).to(value.dtype), value)
-    store_rows(Out, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+    out = out / some[:, None]
+    if VALUE:
+        clear_scores(BandLogits, row, queries, 1, start + value_first, near, beyond, value_lags, value_lags, -float("inf"), KEYS)
+        # All threads have written before any of them reads what others wrote.
+        tl.debug_barrier()
+        for lag_start in range(0, value_lags, KEYS):
+            column = lag_start + tl.arange(0, KEYS)
+            there = (row < queries)[:, None] & (column < value_lags)[None, :]
+            logits = tl.load(
+                BandLogits + row.to(tl.int64)[:, None] * value_lags + column[None, :], mask=there, other=-float("inf")
+            )
+            values = load_rows(Value, column, value_lags, value_dim, value_dim, VALUE_WIDTH, False)
+            out += product(tl.exp2((logits - lse[:, None]) * LOG2E).to(values.dtype), values)
+    store_rows(Out + base * queries * value_dim, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+    tl.store(Lse + base * queries + row, tl.where(total > 0.0, lse, -float("inf")), mask=row < queries)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def query_gradient_kernel(
-    Q, K, V, Dout, Lse, Delta, Dq, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds,
-    DQueryEnds, ValueMasses, DScalarEnds, DGainEnds,
+    Q, K, V, Dout, Lse, Delta, Dq, Bias, Slopes, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, ValueScores, ValueEnds,
+    DKeyScores, DQueryEnds, ValueMasses, DScalarEnds, DGainEnds, DqPast, DqFuture, EndGains,
     KeyMask, Bounds, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
+    dq_past_batch, dq_past_head, dq_past_time, dq_future_batch, dq_future_head, dq_future_time, end_gains_head, end_gains_last,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags, low, high,
-    band_first, band_lags, value_first, value_lags, scale, dropped,
+    band_first, band_lags, value_first, value_lags, past_rows, future_rows, scale, dropped,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
 
     dq = scale sum_j gain(n) dlogit(i, j) k_j
 
-    Gradients are written over the scores, and weights over the value scores, which nobody needs any more.
+    Gradients are written over the scores, those of queries and those of keys, and weights over the value scores, which nobody
+    needs any more.
+
+    Where SIDES far fields were computed by others, their dq, of the gain of its end column times q, comes in too: the past's for
+    the last `past_rows` queries, the future's for the first `future_rows`, in reverse order of time.
 
     `DScalarEnds`, [batch, heads, 3, 2, queries], gets the sums of dlogit, of dlogit times content and of dlogit times the
     distance beyond the end, before `low` and after `high`.
@@ -347,6 +361,8 @@ def query_gradient_kernel(
     Bias += head * table_lags
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     BandScores += base * queries * band_lags
+    KeyScores += base * keys * band_lags
+    DKeyScores += base * keys * band_lags
     ValueScores += base * queries * value_lags
     KeyMask += batch.to(tl.int64) * keys
     begin, near, beyond, end = key_range(
@@ -379,10 +395,10 @@ def query_gradient_kernel(
                 content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, gain = tile_logits(
                     content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
-                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
-                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries,
+                    KeyEnds + base * 2 * keys, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
                     SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
-                    MASK, PACKED,
+                    MASK, PACKED, FAR,
                 )  # fmt: skip
                 weights, dlogits = tile_gradient(
                     logits, lse, delta, product(dout, v), lag, row[:, None], key[None, :], state, dropped,
@@ -399,6 +415,8 @@ def query_gradient_kernel(
                         put_lag_scores(ValueScores, row[:, None], queries, lag, value_first, value_lags, weights)
                 if SCORES and SIDE == NEAR:
                     put_lag_scores(BandScores, row[:, None], queries, lag, band_first, band_lags, dlogits)
+                if KEY and SIDE == NEAR:
+                    put_lag_scores(DKeyScores, key[None, :], keys, lag, band_first, band_lags, dlogits)
                 if QUERY and FAR:
                     if SIDE == PAST:
                         past_query += tl.sum(dlogits, 1)
@@ -441,11 +459,21 @@ def query_gradient_kernel(
         tl.store(entry + channel, tl.sum(dq * q.to(tl.float32), 0) * scale)
         tl.store(entry + WIDTH + channel, tl.sum(dq_future * q.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
-    store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq * scale, head_dim, WIDTH)
+    dq = dq * scale
+    if SIDES > 0:
+        gains = EndGains + head.to(tl.int64) * end_gains_head
+        here = DqPast + batch.to(tl.int64) * dq_past_batch + head.to(tl.int64) * dq_past_head
+        far = load_rows(here, row - (queries - past_rows), past_rows, dq_past_time, head_dim, WIDTH, False).to(tl.float32)
+        dq += far * load_gain(gains, head_dim, WIDTH, GAIN, CHANNELS)
+    if SIDES > 1:
+        here = DqFuture + batch.to(tl.int64) * dq_future_batch + head.to(tl.int64) * dq_future_head
+        far = load_rows(here, future_rows - 1 - row, future_rows, dq_future_time, head_dim, WIDTH, False).to(tl.float32)
+        dq += far * load_gain(gains + end_gains_last, head_dim, WIDTH, GAIN, CHANNELS)
+    store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq, head_dim, WIDTH)
     if SCORES:
-        clear_scores(BandScores, row, queries, start, near, beyond, band_first, band_lags, KEYS)
+        clear_scores(BandScores, row, queries, 1, start + band_first, near, beyond, band_lags, band_lags, 0.0, KEYS)
     if VALUE:
-        clear_scores(ValueScores, row, queries, start, near, beyond, value_first, value_lags, KEYS)
+        clear_scores(ValueScores, row, queries, 1, start + value_first, near, beyond, value_lags, value_lags, 0.0, KEYS)
         store_ends(ValueMasses + base * 2 * queries, row, queries, past_mass, future_mass)
     if QUERY:
         store_ends(DQueryEnds + base * 2 * queries, row, queries, past_query, future_query)
@@ -460,24 +488,31 @@ def query_gradient_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def key_gradient_kernel(
-    Q, K, V, Dout, Lse, Delta, Dk, Dv, Bias, Slopes, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DKeyEnds,
+    Q, K, V, Dout, Lse, Delta, Dk, Dv, Bias, Slopes, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, ValueScores, ValueEnds,
+    DKeyScores, DKeyEnds, DkPast, DkFuture, DvPast, DvFuture,
     KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
+    dk_past_batch, dk_past_head, dk_past_time, dk_future_batch, dk_future_head, dk_future_time,
+    dv_past_batch, dv_past_head, dv_past_time, dv_future_batch, dv_future_head, dv_future_time,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, table_first, table_lags,
-    band_first, band_lags, value_first, value_lags, scale, dropped,
+    band_first, band_lags, value_first, value_lags, past_keys, future_keys, scale, dropped,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr,
 ):  # fmt: skip
-    """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends.
+    """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends; those of scores are zero
+    where a key has no query, and the queries' kernel knows the others.
 
     dk_j = scale sum_i gain(n) dlogit(i, j) q_i,   dv_j = sum_i p(i, j) dout_i
 
     Seen from a key, queries of the far future come first: their keys' lags are the largest. Key heads that several query heads
     share get their sum on the host: a loop over them here would spill registers.
+
+    Where SIDES far fields were computed by others, their dk and dv come in too, once per key head: the past's for the first
+    `past_keys` keys, the future's for the last `future_keys`, in reverse order of time.
     """
     index, count = tl.program_id(0), tl.cdiv(keys, KEYS)
     block, pair = index % count, index // count
@@ -493,6 +528,8 @@ def key_gradient_kernel(
     Bias += head * table_lags
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     BandScores += base * queries * band_lags
+    KeyScores += base * keys * band_lags
+    DKeyScores += base * keys * band_lags
     ValueScores += base * queries * value_lags
     KeyMask += batch.to(tl.int64) * keys
     begin, end = tl.maximum(key_start - start - last, 0), tl.minimum(key_start + KEYS - start - first, queries)
@@ -509,7 +546,9 @@ def key_gradient_kernel(
     v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
-    past_key, future_key = tl.zeros([KEYS], tl.float32), tl.zeros([KEYS], tl.float32)
+    # Sums over queries go across warps; as a product with ones they cost less.
+    ones = tl.full([ROWS, 16], 1.0, Q.dtype.element_ty)
+    past_key, future_key = tl.zeros([KEYS, 16], tl.float32), tl.zeros([KEYS, 16], tl.float32)
     for SIDE in tl.static_range(2, -1, -1):
         if FAR or SIDE == NEAR:
             lower = begin if SIDE == FUTURE else (near if SIDE == NEAR else beyond)
@@ -524,10 +563,10 @@ def key_gradient_kernel(
                 content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, gain = tile_logits(
                     content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
-                    heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
-                    queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+                    heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries,
+                    KeyEnds + base * 2 * keys, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
                     SIDE, BIAS, SLOPES, GAIN, SCORES, QUERY, KEY, NEAR_MASKED if SIDE == NEAR else FAR_MASKED, LIMITED, WHOLE,
-                    MASK, PACKED,
+                    MASK, PACKED, FAR,
                 )  # fmt: skip
                 weights, dlogits = tile_gradient(
                     logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], key[None, :], state, dropped,
@@ -535,13 +574,12 @@ def key_gradient_kernel(
                 )  # fmt: skip
                 dv += product(tl.trans(weights.to(dout.dtype)), dout)
                 if KEY and FAR:
-                    if SIDE == PAST:
-                        past_key += tl.sum(dlogits, 0)
-                    elif SIDE == FUTURE:
-                        future_key += tl.sum(dlogits, 0)
-                    else:
-                        past_key += tl.sum(before(dlogits, lag, band_first), 0)
-                        future_key += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 0)
+                    if SIDE != FUTURE:
+                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                        past_key += product(tl.trans(dpast.to(q.dtype)), ones)
+                    if SIDE != PAST:
+                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                        future_key += product(tl.trans(dfuture.to(q.dtype)), ones)
                 if GAIN:
                     dlogits = dlogits * gain
                 if CHANNELS:
@@ -554,6 +592,22 @@ def key_gradient_kernel(
                 else:
                     dk += product(tl.trans(dlogits.to(q.dtype)), q)
     if KEY:
-        store_ends(DKeyEnds + base * 2 * keys, key, keys, past_key, future_key)
-    store_rows(Dk + base * keys * head_dim, key, keys, head_dim, dk * scale, head_dim, WIDTH)
+        seen = last - band_first + 1
+        clear_scores(DKeyScores, key, keys, -1, start + band_first, 0, queries, seen, band_lags, 0.0, ROWS)
+        store_ends(DKeyEnds + base * 2 * keys, key, keys, tl.sum(past_key, 1) / 16.0, tl.sum(future_key, 1) / 16.0)
+    dk = dk * scale
+    if SIDES > 0:
+        owner, once = (head // group).to(tl.int64), head % group == 0
+        row = tl.where(once, key, -1)
+        here = DkPast + batch.to(tl.int64) * dk_past_batch + owner * dk_past_head
+        dk += load_rows(here, row, past_keys, dk_past_time, head_dim, WIDTH, False).to(tl.float32)
+        here = DvPast + batch.to(tl.int64) * dv_past_batch + owner * dv_past_head
+        dv += load_rows(here, row, past_keys, dv_past_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
+        if SIDES > 1:
+            row = tl.where(once, keys - 1 - key, -1)
+            here = DkFuture + batch.to(tl.int64) * dk_future_batch + owner * dk_future_head
+            dk += load_rows(here, row, future_keys, dk_future_time, head_dim, WIDTH, False).to(tl.float32)
+            here = DvFuture + batch.to(tl.int64) * dv_future_batch + owner * dv_future_head
+            dv += load_rows(here, row, future_keys, dv_future_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    store_rows(Dk + base * keys * head_dim, key, keys, head_dim, dk, head_dim, WIDTH)
     store_rows(Dv + base * keys * value_dim, key, keys, value_dim, dv, value_dim, VALUE_WIDTH)

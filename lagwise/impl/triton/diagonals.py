@@ -10,7 +10,7 @@ A program walks along one block diagonal, on which every tile has the same lags:
             +-----------> keys
 
 so that tiles are added up entry by entry, and only their sum is summed along its diagonals, once per program. Programs write
-partial sums and the host adds them up: no atomics, the same bits each time.
+partial sums, and a second kernel adds them up: no atomics, the same bits each time.
 """
 
 # Triton's language is not typed as Python is.
@@ -43,7 +43,7 @@ def diagonal_sums(x, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*NUMBERS, "chunks"])
 def scalar_gradient_kernel(
-    Q, K, V, Dout, Lse, Delta, Bias, Gain, BandScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DBias, DGain,
+    Q, K, V, Dout, Lse, Delta, Bias, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DBias, DGain,
     KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
     q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
     heads, group, queries, keys, query_start, first, last, table_first, table_lags, low, high,
@@ -53,14 +53,13 @@ def scalar_gradient_kernel(
     VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr,
     LIMITED: tl.constexpr,
 ):  # fmt: skip
-    """Sums dlogit over one of the `chunks` of a block diagonal, for the lags from `low` to `high`."""
+    """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more."""
     part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
     diagonal, chunk, pair = part % diagonals, part // diagonals % chunks, part // (diagonals * chunks)
     batch, head = pair // heads, pair % heads
     index = tl.arange(0, SIZE)
     offset = low + diagonal * SIZE
     lag = offset + index[None, :] - index[:, None]
-    here = (lag >= low) & (lag <= high)
     Bias += head * table_lags
     Gain += head * (2 * head_dim if CHANNELS else table_lags)
     dbias = tl.zeros([SIZE, SIZE], tl.float32)
@@ -72,6 +71,7 @@ def scalar_gradient_kernel(
     V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
     Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
     BandScores += base * queries * band_lags
+    KeyScores += base * keys * band_lags
     ValueScores += base * queries * value_lags
     state = dropout_state(Seed, batch, head) if DROPOUT else 0
     # The tiles of the diagonal that have keys, and this chunk's share of them.
@@ -91,11 +91,11 @@ def scalar_gradient_kernel(
         content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
         logits, _gain = tile_logits(
             content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
-            heads, BandScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+            heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
             queries, keys, first, last, KeyMask + batch.to(tl.int64) * keys, SequenceStart, SequenceEnd,
-            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, True, LIMITED, False, MASK, PACKED,
+            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, True,
         )  # fmt: skip
-        logits = tl.where(here & (key >= 0)[None, :] & (key < keys)[None, :], logits, -float("inf"))
+        logits += tl.where((key >= 0) & (key < keys), 0.0, -float("inf"))[None, :]
         _weights, dlogits = tile_gradient(
             logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], some_key, state, dropped,
             ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, NEAR, VALUE, DROPOUT,
@@ -110,3 +110,78 @@ def scalar_gradient_kernel(
         tl.store(DBias + entry + lags, diagonal_sums(dbias, SIZE))
     if GAIN:
         tl.store(DGain + entry + lags, diagonal_sums(dgain, SIZE) * scale)
+
+
+@triton.jit
+def lag_sums(
+    Sums, lag, head, batch, heads, chunks, diagonals, low, high,
+    SIZE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds up the partial sums [batch, heads, chunks, diagonals, 2 SIZE] of some lags, zero outside `low` to `high`.
+
+    Each lag is in the upper half of one block diagonal and in the lower half of the next.
+    """
+    place = lag - low + SIZE - 1
+    inside = ((lag >= low) & (lag <= high))[None, :]
+    diagonal, entry = (place // SIZE)[None, :], (place % SIZE)[None, :]
+    total = tl.zeros(lag.shape, tl.float32)
+    for start in range(0, batch * chunks, PARTS):
+        part = start + tl.arange(0, PARTS)[:, None]
+        there = inside & (part < batch * chunks)
+        base = ((part // chunks * heads + head) * chunks + part % chunks).to(tl.int64) * diagonals * (2 * SIZE)
+        lower = tl.load(Sums + base + diagonal * (2 * SIZE) + entry, mask=there & (diagonal < diagonals), other=0.0)
+        upper = tl.load(Sums + base + (diagonal - 1) * (2 * SIZE) + SIZE + entry, mask=there & (diagonal > 0), other=0.0)
+        total += tl.sum(lower + upper, 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["batch", "heads", "chunks", "diagonals", "low", "high", "first", "lags"])
+def fold_kernel(
+    Sums, Ends, SlopeEnds, Dtable, Dslopes, ends_head, batch, heads, chunks, diagonals, low, high, first, lags,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, ENDS: tl.constexpr,
+    SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradient of a table [heads or 1, lags] from the sums of the lags, those beyond its columns at its ends.
+
+    `Ends` and `SlopeEnds`, [heads, .., 2], hold what lags before `low` and after `high` add to the ends and to the slopes of the
+    table. With SHARED the table is that of all heads.
+    """
+    index, count = tl.program_id(0), tl.cdiv(lags, COLUMNS)
+    block, owner = index % count, index // count
+    step = tl.arange(0, COLUMNS)
+    column = block * COLUMNS + step
+    # Lags before the columns are left to the first block, those after them to the last.
+    past_end = tl.where(block == 0, tl.minimum(first, high + 1), low)
+    future_start = tl.where(block == count - 1, tl.maximum(first + lags, low), high + 1)
+    total = tl.zeros([COLUMNS], tl.float32)
+    past, future = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    past_slope, future_slope = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    for head in range(0 if SHARED else owner, heads if SHARED else owner + 1):
+        found = lag_sums(Sums, first + column, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+        total += tl.where(column < lags, found, 0.0)
+        for start in range(low, past_end, COLUMNS):
+            beyond = start + step - first
+            found = lag_sums(Sums, start + step, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+            found = tl.where(beyond < 0, found, 0.0)
+            past += tl.sum(found, 0)
+            past_slope += tl.sum(found * beyond.to(tl.float32), 0)
+        for start in range(future_start, high + 1, COLUMNS):
+            beyond = start + step - (first + lags - 1)
+            found = lag_sums(Sums, start + step, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+            future += tl.sum(found, 0)
+            future_slope += tl.sum(found * beyond.to(tl.float32), 0)
+        if ENDS:
+            past_change, future_change = tl.load(Ends + head * ends_head), tl.load(Ends + head * ends_head + 1)
+            past += past_change
+            future += future_change
+            if SLOPES:
+                # The ends count distances from `low` and `high`.
+                past_slope += past_change * tl.minimum(low - first, 0).to(tl.float32)
+                future_slope += future_change * tl.maximum(high - (first + lags - 1), 0).to(tl.float32)
+                past_slope += tl.load(SlopeEnds + head * ends_head)
+                future_slope += tl.load(SlopeEnds + head * ends_head + 1)
+    total += tl.where(column == 0, past, 0.0) + tl.where(column == lags - 1, future, 0.0)
+    tl.store(Dtable + owner * lags + column, total, mask=column < lags)
+    if SLOPES:
+        tl.store(Dslopes + owner, past_slope, mask=block == 0)
+        tl.store(Dslopes + tl.num_programs(0) // count + owner, future_slope, mask=block == count - 1)

@@ -7,13 +7,18 @@ import torch
 from torch import Tensor
 
 from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, tables_of
-from lagwise.impl.triton.attention import band_output_kernel, forward_kernel, key_gradient_kernel, query_gradient_kernel
-from lagwise.impl.triton.channels import channel_key_gradient_kernel, channel_query_gradient_kernel, channel_scores_kernel
-from lagwise.impl.triton.diagonals import scalar_gradient_kernel
+from lagwise.impl.triton.attention import forward_kernel, key_gradient_kernel, query_gradient_kernel
+from lagwise.impl.triton.channels import (
+    channel_gain_gradient_kernel,
+    channel_key_gradient_kernel,
+    channel_query_gradient_kernel,
+    channel_scores_kernel,
+)
+from lagwise.impl.triton.diagonals import fold_kernel, scalar_gradient_kernel
 from lagwise.impl.triton.rows import delta_kernel
-from lagwise.impl.triton.shear import shear_kernel
+from lagwise.impl.triton.run import run
 from lagwise.impl.triton.tiles import DIRECT
-from lagwise.lags import visible_lags
+from lagwise.lags import LagTable, visible_lags
 from lagwise.noise import KEEP_BITS
 from lagwise.terms import Terms
 
@@ -23,22 +28,28 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
     "query": {64: (64, 32, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scalar": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
+    "scalar": {64: (64, 64, 4, 3), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
     "scored forward": {64: (64, 32, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
+    "keyed key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 }
 # Products of float32 run on the ordinary units, one instruction per number: larger tiles would compile for minutes.
 FLOAT32_TILES = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
 # The interpreter has no registers to fill: small tiles leave less to compute in vain.
 INTERPRETED = (16, 16, 1, 1)
-# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
-# stay inside.
+# Entries that a padded table has beyond the near lags, and scores beside them: tiles that touch the near lags and have at most so
+# many queries and keys together stay inside.
 PADDING = 256
-# Programs of the diagonal sums, enough to fill a GPU.
+# Programs of the diagonal sums, enough to fill a GPU, and how many of their sums and columns a program adds up at a time.
 DIAGONAL_PROGRAMS = 2048
-# Rows and lags of the kernels that are no matrix products, and the side of a sheared tile.
-ROWS, LAGS = 64, 32
+PARTS, COLUMNS = 32, 32
+# Rows of the kernels that are no matrix products.
+ROWS = 64
+# Of the kernels for a gain per channel: the rows of a run, the lags of a step, which divides every band, the lags of a program
+# that scores, and the channels of all runs that a warp holds. The interpreter takes time by the operation.
+LENGTH, STEP = (4, 8) if DIRECT.value else (2, 4)
+LAGS, WARP_CHANNELS = 64, 256
 
 
 class Plan:
@@ -68,6 +79,7 @@ class Plan:
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
         self.scored = any(getattr(self.tables, name) is not None for name in scored)
+        scores = self.tables.query is not None or self.channels
         self.band_first, self.band_last = aligned(*self.band(*scored))
         self.value_first, self.value_last = aligned(*self.band("value"))
         near_first, near_last = self.low, max(self.high, self.band_last, self.value_last)
@@ -75,7 +87,7 @@ class Plan:
             # Beyond the near tiles nothing is masked.
             near_first, near_last = min(near_first, last), max(near_last, last)
         self.arguments: dict[str, Any] = {
-            **dict.fromkeys(POINTERS, q), "Q": q, "K": k, "V": v,
+            **dict.fromkeys(POINTERS, q), **dict.fromkeys(FAR_NUMBERS, 0), "SIDES": 0, "Q": q, "K": k, "V": v,
             **strides("q", q), **strides("k", k), **strides("v", v),
             "heads": self.heads, "group": self.heads // k.shape[1], "queries": self.queries, "keys": self.keys,
             "query_start": call.query_start, "first": first, "last": last, "near_first": near_first, "near_last": near_last,
@@ -86,7 +98,7 @@ class Plan:
             "scale": call.scale, "dropped": round(call.dropout * 2**KEEP_BITS),
             "head_dim": head_dim, "value_dim": value_dim, "WIDTH": width(head_dim), "VALUE_WIDTH": width(value_dim),
             "BIAS": self.tables.bias is not None, "SLOPES": call.slopes is not None,
-            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels, "SCORES": self.scored,
+            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels, "SCORES": scores,
             "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
             "MASK": call.key_mask is not None, "PACKED": call.cu_seqlens is not None, "STARTS": call.starts is not None,
             "DROPOUT": call.dropout > 0.0, "FAR": only is None,
@@ -149,40 +161,38 @@ class Plan:
             self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
 
     def table(self, name: str) -> Tensor:
-        """Returns the band of `query` or `key`, [heads or 1, lags, channels], the lags of `key` from the last to the first."""
-        window = getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
-        return window.flip(1) if name == "key" else window
+        """Returns the band of `query` or `key`, [heads or 1, lags, channels]."""
+        return getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
 
     def score(self) -> None:
-        """Computes the scores of the band and their ends, by matrix products."""
-        if not self.scored:
-            return
-        shape = (*self.q.shape[:3], self.arguments["band_lags"])
+        """Computes the scores of the band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
         if self.tables.query is not None:
-            scores = self.raw_q @ self.table("query").mT
+            scores = self.arguments["BandScores"] = products(self.raw_q, self.table("query"))
             self.arguments["QueryEnds"] = ends_of(scores)
-        else:
-            scores = self.q.new_zeros(shape)
-        self.arguments["BandScores"] = scores
+        elif self.channels:
+            self.arguments["BandScores"] = empty_scores(self.q, self.arguments["band_lags"])
         if self.tables.key is not None:
-            key_scores = per_query_head(self.raw_k, self.heads) @ self.table("key").mT
-            self.arguments["KeyEnds"] = ends_of(key_scores).flip(2)
-            self.shear(scores, key_scores, add=True)
+            scores = self.arguments["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"))
+            self.arguments["KeyEnds"] = ends_of(scores)
         if self.channels:
-            grid = (blocks(self.queries, ROWS), blocks(shape[3], LAGS), self.batch * self.heads)
-            run(channel_scores_kernel, grid, {**self.arguments, "ROWS": ROWS, "LAGS": LAGS}, warps=4, stages=2)
+            sizes, warps = self.runs(loads_gain=True)
+            rows, lags = sizes["RUNS"] * LENGTH, self.arguments["band_lags"]
+            grid = (blocks(self.queries, rows), blocks(lags, LAGS), self.batch * self.heads)
+            run(channel_scores_kernel, grid, {**self.arguments, **sizes}, warps, stages=1)
 
-    def shear(self, scores: Tensor, key_scores: Tensor, *, add: bool) -> None:
-        """Adds key scores to scores, or copies scores to key scores."""
-        given = {**self.arguments, "Scores": scores, "KeyScores": key_scores, "pairs_per_start": self.heads}
-        given |= {"first": self.band_first, "lags": scores.shape[3], "SIZE": ROWS, "ADD": add}
-        grid = (blocks(self.queries, ROWS), blocks(scores.shape[3] + ROWS - 1, ROWS), self.batch * self.heads)
-        run(shear_kernel, grid, given, warps=4, stages=1)
+    def runs(self, *, loads_gain: bool) -> tuple[dict[str, int], int]:
+        """Returns the sizes of the kernels for a gain per channel, and their warps.
+
+        To fewer warps Triton would hand the gains of a wide head through shared memory.
+        """
+        warps = max(4, self.arguments["WIDTH"] // 16) if loads_gain else 4
+        return {"RUNS": warps * WARP_CHANNELS // self.arguments["WIDTH"], "LENGTH": LENGTH, "STEP": STEP, "LAGS": LAGS}, warps
 
     def tile(self, kind: str) -> tuple[int, int, int, int]:
         if not DIRECT.value:
             return INTERPRETED
-        special = f"band {kind}" if self.only is not None else f"scored {kind}" if self.scored else kind
+        whole = f"keyed {kind}" if self.tables.key is not None and kind == "key" else f"scored {kind}" if self.scored else kind
+        special = whole if self.only is None else f"band {kind}"
         tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES.get(special, TILES[kind])
         return tiles[max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
 
@@ -200,11 +210,18 @@ class Plan:
 
 
 POINTERS = (
-    "Bias", "Slopes", "Gain", "ChannelGain", "Value", "BandScores", "QueryEnds", "KeyEnds", "ValueScores", "ValueEnds",
-    "BandLogits", "DQueryEnds", "DKeyEnds", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias", "DGain",
+    "Bias", "Slopes", "Gain", "ChannelGain", "Value", "BandScores", "KeyScores", "QueryEnds", "KeyEnds", "ValueScores",
+    "ValueEnds", "BandLogits", "DKeyScores", "DQueryEnds", "DKeyEnds", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias",
+    "DGain", "DqPast", "DqFuture", "DkPast", "DkFuture", "DvPast", "DvFuture", "EndGains",
     "KeyMask", "Bounds", "SequenceStart", "SequenceEnd", "Starts", "Seed",
 )  # fmt: skip
 """Arguments of kernels that a call may lack; any tensor stands for them."""
+
+FAR_NUMBERS = (
+    "past_rows", "future_rows", "past_keys", "future_keys", "end_gains_head", "end_gains_last",
+    *(f"d{x}_{side}_{axis}" for x in "qkv" for side in ("past", "future") for axis in ("batch", "head", "time")),
+)  # fmt: skip
+"""Numbers of the far fields that other kernels compute; there are none unless `split` says so."""
 
 
 def blocks(count: int, size: int) -> int:
@@ -226,13 +243,18 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
     return {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_time": x.stride(2)}
 
 
-def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
-    """Launches a kernel with those of the arguments that it takes.
+def empty_scores(x: Tensor, lags: int) -> Tensor:
+    """Returns room for the scores of x, [batch, heads, time, lags], with more beside it for the lags of tiles beyond it."""
+    shape = (*x.shape[:3], lags)
+    return x.new_empty(math.prod(shape) + 2 * PADDING)[PADDING:-PADDING].view(shape)
 
-    The grid is flat, first axis fastest: only that may have more than 65,535 programs.
-    """
-    taken = {name: arguments[name] for name in kernel.arg_names}
-    kernel[(math.prod(grid),)](**taken, num_warps=warps, num_stages=stages)
+
+def products(x: Tensor, table: Tensor) -> Tensor:
+    """Returns the scores of x, [batch, heads, time, channels], with a table, [heads or 1, lags, channels]."""
+    scores = empty_scores(x, table.shape[1])
+    table = table.expand(*x.shape[:2], *table.shape[1:])
+    torch.bmm(x.flatten(0, 1), table.flatten(0, 1).mT, out=scores.flatten(0, 1))
+    return scores
 
 
 def ends_of(scores: Tensor) -> Tensor:
@@ -277,13 +299,8 @@ def attend(plan: Plan, out: Tensor, lse: Tensor) -> None:
     plan.score()
     given = {"Out": out, "Lse": lse}
     if plan.tables.value is not None:
-        shape = (*lse.shape, plan.arguments["value_lags"])
-        given["BandLogits"] = torch.full(shape, -torch.inf, dtype=torch.float32, device=out.device)
+        given["BandLogits"] = torch.empty(*lse.shape, plan.arguments["value_lags"], dtype=torch.float32, device=out.device)
     plan.launch(forward_kernel, "forward", **given)
-    if plan.tables.value is not None:
-        more = {"lags": plan.arguments["value_lags"], "ROWS": ROWS, "LAGS": LAGS}
-        grid = (blocks(plan.queries, ROWS), plan.batch * plan.heads)
-        run(band_output_kernel, grid, {**plan.arguments, **given, **more}, warps=4, stages=2)
 
 
 def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
@@ -335,39 +352,46 @@ def differentiate(
     tables = Terms(**zeros)
     given: dict[str, Any] = {"Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": delta}
     if plan.tables.value is not None:
-        given["ValueScores"] = dout @ plan.arguments["Value"].mT
+        given["ValueScores"] = products(dout, plan.arguments["Value"])
         given["ValueEnds"] = ends_of(given["ValueScores"])
-    windows = diagonal_sums(plan, given)
+    sums = diagonal_sums(plan, given)
+    if plan.tables.key is not None:
+        # Gradients stand where the scores were, unless there are pairs that no program looks at.
+        scores = plan.arguments["KeyScores"]
+        whole = not (plan.arguments["MASK"] or plan.arguments["PACKED"])
+        given["DKeyScores"] = scores if whole else torch.zeros_like(scores)
     found, key_ends = _key_gradients(plan, given)
-    # From here on gradients stand where the scores were.
     found["q"], rows = _query_gradients(plan, given)
     if plan.tables.value is not None and tables.value is not None:
         masses = rows["ValueMasses"] if far is None else far.masses
         weights = add_ends(given.pop("ValueScores"), masses)
         plan.tables.value.fold(summed_products(weights, dout), plan.value_first, tables.value)
     if plan.scored:
-        _score_gradients(plan, key_ends, rows["DQueryEnds"] if far is None else far.changes, found, tables)
+        _score_gradients(plan, given, key_ends, rows["DQueryEnds"] if far is None else far.changes, found, tables)
     if plan.channels:
         _channel_ends(plan, rows["DGainEnds"], tables)
-    _scalar_gradients(plan, windows, rows["DScalarEnds"] if far is None else far.changes[:, :, None], tables)
+    _scalar_gradients(plan, sums, rows["DScalarEnds"] if far is None else far.changes[:, :, None], tables)
     return found, tables
 
 
-def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, gradient: Tensor) -> None:
-    """Adds a gradient of the raw q or k to that of the transformed one where they are the same tensor."""
-    if raw is None:
-        found[name] = found[name] + gradient
-    else:
-        found[f"raw_{name}"] = gradient
+def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tensor, table: Tensor) -> None:
+    """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
+    if raw is not None:
+        found[f"raw_{name}"] = dscores @ table
+        return
+    table = table.expand(*dscores.shape[:2], *table.shape[1:]).flatten(0, 1)
+    found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), table)
 
 
-def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
     """Returns dk and dv per query head, and the gradients of the keys' ends."""
     shape = (plan.batch, plan.heads, plan.keys)
     dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
-    ends = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
-    plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, DKeyEnds=ends, **given)
-    return {"k": dk, "v": dv}, ends
+    more = {}
+    if plan.tables.key is not None:
+        more["DKeyEnds"] = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
+    plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, **given, **more)
+    return {"k": dk, "v": dv}, more.get("DKeyEnds")
 
 
 def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -386,35 +410,42 @@ def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[st
     return dq, rows
 
 
-def _score_gradients(plan: Plan, key_ends: Tensor, query_ends: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
+def _score_gradients(
+    plan: Plan, given: dict[str, Any], key_ends: Tensor | None, query_ends: Tensor, found: dict[str, Tensor], tables: Terms
+) -> None:
     """Adds the gradients of the tables behind the scores, and their shares of dq and dk."""
-    dscores, scale = plan.arguments.pop("BandScores"), plan.call.scale
+    scale = plan.call.scale
     if plan.tables.key is not None and tables.key is not None:
-        dkey_scores = dscores.new_zeros(*key_ends.shape[:2], plan.keys, dscores.shape[3])
-        plan.shear(dscores, dkey_scores, add=False)
-        if plan.only is None:
-            # The columns go from the last lag to the first.
-            add_ends(dkey_scores, key_ends.flip(2))
-        gradient = scale * summed_products(dkey_scores, per_query_head(plan.raw_k, plan.heads))
-        plan.tables.key.fold(gradient.flip(1), plan.band_first, tables.key)
-        _add(found, "k", plan.call.raw_k, dkey_scores @ (scale * plan.table("key")))
+        dscores = given["DKeyScores"]
+        if plan.only is None and key_ends is not None:
+            add_ends(dscores, key_ends)
+        gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads))
+        plan.tables.key.fold(gradient, plan.band_first, tables.key)
+        _add(found, "k", plan.call.raw_k, dscores, scale * plan.table("key"))
+    dscores = plan.arguments.pop("BandScores")
     if plan.channels:
         _channel_gradients(plan, dscores, found, tables)
     if plan.tables.query is not None and tables.query is not None:
         add_ends(dscores, query_ends)
         plan.tables.query.fold(scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
-        _add(found, "q", plan.call.raw_q, dscores @ (scale * plan.table("query")))
+        _add(found, "q", plan.call.raw_q, dscores, scale * plan.table("query"))
 
 
 def _channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
     """Adds the shares of a gain per channel to dq and dk, and its gradient in the band."""
     assert plan.tables.gain is not None and tables.gain is not None
-    count, pairs = blocks(plan.queries, ROWS), plan.batch * plan.heads
-    shape = (plan.batch, plan.heads, count, plan.arguments["band_lags"], plan.q.shape[3])
+    sizes, warps = plan.runs(loads_gain=True)
+    rows, pairs = sizes["RUNS"] * LENGTH, plan.batch * plan.heads
+    given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
+    run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
+    run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
+    sizes, warps = plan.runs(loads_gain=False)
+    steps = given["band_lags"] // STEP
+    chunks = min(blocks(DIAGONAL_PROGRAMS, steps * pairs), blocks(plan.queries, sizes["RUNS"] * LENGTH))
+    shape = (plan.batch, plan.heads, chunks, given["band_lags"], plan.q.shape[3])
     shares = torch.empty(shape, dtype=torch.float32, device=plan.q.device)
-    given = {**plan.arguments, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"], "DChannelGain": shares, "ROWS": ROWS}
-    run(channel_query_gradient_kernel, (count, pairs), given, warps=4, stages=2)
-    run(channel_key_gradient_kernel, (blocks(plan.keys, ROWS), pairs), given, warps=4, stages=2)
+    given |= {**sizes, "DChannelGain": shares, "chunks": chunks}
+    run(channel_gain_gradient_kernel, (steps, chunks, pairs), given, warps, stages=1)
     plan.tables.gain.fold(shares.sum((0, 2)), plan.band_first, tables.gain)
 
 
@@ -426,51 +457,56 @@ def _channel_ends(plan: Plan, ends: Tensor, tables: Terms) -> None:
             tables.gain.values[:, column] += gradient.sum(0, keepdim=True) if tables.gain.heads == 1 else gradient
 
 
-def _scalar_gradients(plan: Plan, windows: dict[str, Tensor], ends: Tensor, tables: Terms) -> None:
-    """Adds the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows.
+class DiagonalSums(NamedTuple):
+    """Partial sums of the gradients of bias and of a gain of scalars, [batch, heads, chunks, diagonals, 2 size] each."""
+
+    size: int
+    chunks: int
+    diagonals: int
+    sums: dict[str, Tensor]
+
+
+def diagonal_sums(plan: Plan, given: dict[str, Any]) -> DiagonalSums:
+    """Computes the gradients of tables of scalars in the band, spread over the programs."""
+    size, _, warps, stages = plan.tile("scalar")
+    diagonals = blocks(plan.high - plan.low + size, size)
+    chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
+    shape = (plan.batch, plan.heads, chunks, diagonals, 2 * size)
+    wanted = [name for name in ("bias", "gain") if plan.arguments[name.upper()]]
+    sums = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
+    if wanted:
+        more = {**{f"D{name.capitalize()}": x for name, x in sums.items()}, "SIZE": size, "chunks": chunks}
+        grid = (diagonals, chunks, plan.batch * plan.heads)
+        run(scalar_gradient_kernel, grid, {**plan.arguments, **given, **more}, warps, stages)
+    return DiagonalSums(size, chunks, diagonals, sums)
+
+
+def _scalar_gradients(plan: Plan, found: DiagonalSums, ends: Tensor, tables: Terms) -> None:
+    """Writes the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows.
 
     `ends` is [batch, heads, bias or gain or slope, past or future, queries]; far fields have those of the bias only.
     """
-    if not windows:
+    if not found.sums:
         return
     beyond = ends.sum((0, 4))
     for index, name in enumerate(("bias", "gain")):
-        if name not in windows:
+        if name not in found.sums:
             continue
-        window = windows[name]
-        if index < beyond.shape[1]:
-            window[:, 0] += beyond[:, index, 0]
-            window[:, -1] += beyond[:, index, 1]
-        table, into = getattr(plan.tables, name), getattr(tables, name)
-        table.fold(window if name == "bias" else window[..., None], plan.low, into)
-        if into.slopes is not None:
-            for slope, found in zip(into.slopes, beyond[:, 2].unbind(1), strict=True):
-                slope += found.sum(0, keepdim=True) if slope.shape[0] == 1 else found
-
-
-def diagonal_sums(plan: Plan, given: dict[str, Any]) -> dict[str, Tensor]:
-    """Returns the gradients of bias and of a gain of scalars in the band, [heads, lags] each."""
-    wanted = [name for name in ("bias", "gain") if plan.arguments[name.upper()]]
-    if not wanted:
-        return {}
-    count = plan.high - plan.low + 1
-    size, _, warps, stages = plan.tile("scalar")
-    diagonals = blocks(count + size - 1, size)
-    chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
-    shape = (plan.batch, plan.heads, chunks, diagonals, 2 * size)
-    partial = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
-    more = {
-        **{f"D{name.capitalize()}": sums for name, sums in partial.items()}, "SIZE": size, "chunks": chunks,
-    }  # fmt: skip
-    run(scalar_gradient_kernel, (diagonals, chunks, plan.batch * plan.heads), {**plan.arguments, **given, **more}, warps, stages)
-    found = {}
-    for name, sums in partial.items():
-        lower, upper = sums.sum((0, 2)).unflatten(-1, (2, size)).unbind(2)
-        overlapped = torch.zeros(plan.heads, diagonals + 1, size, dtype=torch.float32, device=plan.q.device)
-        overlapped[:, :-1] += lower
-        overlapped[:, 1:] += upper
-        found[name] = overlapped.flatten(1)[:, size - 1 : size - 1 + count].contiguous()
-    return found
+        table: LagTable = getattr(tables, name)
+        lags = table.values.shape[1]
+        sloped = table.slopes is not None
+        slopes = torch.empty(2, table.heads, dtype=torch.float32, device=plan.q.device) if sloped else beyond
+        given = {
+            "Sums": found.sums[name], "Ends": beyond[:, index] if index < beyond.shape[1] else beyond, "Dtable": table.values,
+            "SlopeEnds": beyond[:, -1], "Dslopes": slopes, "ends_head": beyond.stride(0), "batch": plan.batch,
+            "heads": plan.heads, "chunks": found.chunks, "diagonals": found.diagonals, "low": plan.low, "high": plan.high,
+            "first": table.first, "lags": lags, "SIZE": found.size, "PARTS": PARTS, "COLUMNS": COLUMNS,
+            "SHARED": table.heads == 1, "ENDS": index < beyond.shape[1], "SLOPES": sloped,
+        }  # fmt: skip
+        run(fold_kernel, (blocks(lags, COLUMNS), table.heads), given, warps=4, stages=1)
+        if table.slopes is not None:
+            for slope, gradient in zip(table.slopes, slopes, strict=True):
+                slope.copy_(gradient)
 
 
 def outputs(call: Lowered) -> list[Tensor]:

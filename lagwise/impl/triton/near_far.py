@@ -1,10 +1,9 @@
 """`impl="split"` on a GPU: the band on our kernels, the far fields on the vendor's, merged in one pass over the rows.
 
-docs/mathematics.md derives what each side's tails become; `lagwise.impl.split` says which pairs belong to which side.
+docs/mathematics.md derives what each side's tails become; `lagwise.impl.split` says which pairs belong to which side. A far field
+has the last rows and the first keys of the call, in its own order of time, and its tensors hold these alone.
 """
 
-from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -12,187 +11,195 @@ from torch import Tensor
 
 from lagwise.impl import far
 from lagwise.impl.lowering import Lowered, Part, parts_of
-from lagwise.impl.split import Side, layout, merge, outputs
-from lagwise.impl.triton.launch import (
-    ROWS,
-    FarEnds,
-    Plan,
-    attend,
-    blocks,
-    delta,
-    differentiate,
-    gradients,
-    per_key_head,
-    run,
-    strides,
-    width,
-)
-from lagwise.impl.triton.rows import add_rows_kernel, far_ends_kernel, merge_kernel
+from lagwise.impl.split import Side, layout, merge
+from lagwise.impl.triton import launch
+from lagwise.impl.triton.launch import ROWS, FarEnds, Plan, attend, blocks, differentiate, gradients, strides, width
+from lagwise.impl.triton.rows import far_ends_kernel, merge_kernel
+from lagwise.impl.triton.run import run
 from lagwise.terms import Terms
+
+SIDES = ("past", "future")
+
+
+class Field(NamedTuple):
+    """A far field: its side, how many rows and keys it has, and where they are cut into what the vendor's kernels take."""
+
+    side: Side
+    rows: int
+    keys: int
+    pieces: list[far.Piece]
+
+
+def fields_of(part: Part, sides: list[Side]) -> list[Field]:
+    queries, keys = part.q.shape[2], part.k.shape[2]
+    found = []
+    for side in sides:
+        rows, seen = far.extent(queries, keys, side.limit)
+        found.append(Field(side, rows, seen, list(far.pieces(rows, seen, side.limit + queries - rows))))
+    return found
 
 
 def forward(call: Lowered) -> list[Tensor]:
-    """Returns output and log-sum-exp, then outputs and log-sum-exps of the far fields."""
+    """Returns output and log-sum-exp, then those of the far fields, without what their tails add."""
     ((_, _, part),) = parts_of(call)
-    (first, last), sides = layout(call, part)
-    out, lse, far_out, far_lse, nothing = outputs(call)
+    band, sides = layout(call, part)
+    out, lse = _results(call, part.q.shape[2])
+    nothing = _results(call, 0)
+    if not sides:
+        attend(Plan(call), out, lse)
+        return [out, lse, *nothing, *nothing]
     # The far fields come first: while they run, the host prepares the rest.
-    for side in sides:
-        _side_forward(part, side, far_out[side.index], far_lse[side.index])
-    plan = _plan(call, first, last)
+    fields = fields_of(part, sides)
+    found = [x for field in fields for x in _field_forward(part, field)]
+    found += nothing * (2 - len(sides))
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
-    attend(plan, near_out, near_lse)
-    given = {
-        **_far_arguments(plan, sides, _shifts(part, sides)), "Near": near_out, "NearLse": near_lse,
-        "FarOut": far_out, "FarLse": far_lse, "Out": out, "Lse": lse,
+    attend(Plan(call, band), near_out, near_lse)
+    given = {**_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse}
+    run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    return [out, lse, *found]
+
+
+def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
+    side = field.side
+    q = side.queries(side.last(part.q, field.rows), part.compute)
+    k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    found = [
+        far.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
+        for piece in field.pieces
+    ]
+    if len(found) == 1:
+        ((out, lse),) = found
+        return out.contiguous(), lse.contiguous()
+    # Several pieces may hold the same rows; they are merged in float32 and rounded once.
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+    for piece, (piece_out, piece_lse) in zip(field.pieces, found, strict=True):
+        merge(out[:, :, piece.rows], lse[:, :, piece.rows], piece_out, piece_lse)
+    return out.to(q.dtype), lse
+
+
+def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict[str, Any]:
+    """Returns what the kernels on rows read of the far fields and of the tables' tails."""
+    q, v, tables = part.q, part.v, part.tables
+    given: dict[str, Any] = {
+        "RawQ": part.raw_q, **strides("raw_q", part.raw_q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.scale,
+        "head_dim": part.raw_q.shape[3], "value_dim": v.shape[3], "WIDTH": width(part.raw_q.shape[3]),
+        "VALUE_WIDTH": width(v.shape[3]), "ROWS": ROWS, "SIDES": len(fields),
+        "PastOut": saved[0], "PastLse": saved[1], "FutureOut": saved[2], "FutureLse": saved[3],
+        "past_rows": saved[1].shape[2], "future_rows": saved[3].shape[2],
     }  # fmt: skip
-    run(merge_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)
-    return [out, lse, far_out, far_lse, nothing]
-
-
-def _plan(call: Lowered, first: int, last: int) -> Plan:
-    """Limits the kernels to the band; a window has no far field and may be wider than the tables."""
-    return Plan(call, None if call.window is not None else (first, last))
-
-
-def _far_arguments(plan: Plan, sides: list[Side], shifts: Tensor | None) -> dict[str, Any]:
-    """Returns what the kernels on rows read of the far fields."""
-    given = {**plan.arguments, "FarValue": plan.q, "ROWS": ROWS, "SIDES": len(sides)}
-    given |= {"Shifts": plan.q if shifts is None else shifts, "SHIFTED": shifts is not None}
-    tails = [tail for side in sides if (tail := side.tail("value", torch.float32)) is not None]
-    if tails:
-        given["FarValue"] = torch.stack([tail.expand(plan.heads, *tail.shape[1:]) for tail in tails]).contiguous()
+    for name in ("bias", "query", "value"):
+        given |= {
+            name.upper(): getattr(tables, name) is not None,
+            **_ends(f"tail_{name}", f"Tail{name.capitalize()}", part, name),
+        }
     return given
 
 
-def _shifts(part: Part, sides: list[Side]) -> Tensor | None:
-    """Returns what the tails add to the log-sum-exp of each side, scale q . query + bias, [batch, heads, sides, queries].
-
-    Both passes compute it in the same way, so that they weigh alike, rounding included.
-    """
-    batch, heads, queries = part.q.shape[:3]
-    found = None
-    if part.tables.query is not None and sides:
-        tails = torch.cat([part.tables.query.values[:, side.column, None] for side in sides], dim=1).to(part.raw_q.dtype)
-        found = part.scale * (part.raw_q @ tails.mT).float().mT
-    if part.tables.bias is not None and sides:
-        bias = torch.stack([part.tables.bias.values[:, side.column].float() for side in sides], dim=1)[..., None]
-        found = bias.expand(batch, heads, len(sides), queries) if found is None else found + bias
-    return None if found is None else found.contiguous()
-
-
-def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
-    """Writes a far field's output and log-sum-exp, without what its tails add."""
-    q, k, v = side.queries(part), side.seen(part.k), side.seen(part.v)
-    pieces = list(far.pieces(q.shape[2], k.shape[2], side.limit))
-    found = [
-        (side.original(piece.rows, q.shape[2]), *(side.seen(x) for x in _piece_forward(part, piece, q, k, v))) for piece in pieces
-    ]
-    if len(found) == 1:
-        ((rows, piece_out, piece_lse),) = found
-        for before in (slice(0, rows.start), slice(rows.stop, None)):
-            out[:, :, before].zero_()
-            lse[:, :, before].fill_(-torch.inf)
-        out[:, :, rows], lse[:, :, rows] = piece_out, piece_lse
-        return
-    # Several pieces may hold the same rows; they are merged in float32 and rounded once.
-    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    lse.fill_(-torch.inf)
-    for rows, piece_out, piece_lse in found:
-        merge(total[:, :, rows], lse[:, :, rows], piece_out, piece_lse)
-    out.copy_(total)
-
-
-def _piece_forward(part: Part, piece: far.Piece, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return far.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
+def _ends(word: str, pointer: str, part: Part, name: str) -> dict[str, Any]:
+    """Returns a table as kernels read its ends: where it is, how far the heads are from each other, and where the last lag is."""
+    table = getattr(part.tables, name)
+    if table is None:
+        return {pointer: part.q, f"{word}_head": 0, f"{word}_last": 0}
+    values = table.values.contiguous()
+    return {
+        pointer: values, f"{word}_head": values.stride(0) if len(values) > 1 else 0,
+        f"{word}_last": (values.shape[1] - 1) * values.stride(1),
+    }  # fmt: skip
 
 
 def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has."""
-    out, lse, far_out, far_lse, _ = saved
-    dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    out, lse, *rest = saved
     ((_, _, part),) = parts_of(call)
-    (first, last), sides = layout(call, part)
-    # The far fields come first: while they run, the host prepares the rest.
-    shifts = _shifts(part, sides)
-    pieces = [piece for side in sides for piece in _side_backward(part, side, shifts, dout, out, lse, dlse)]
-    plan = _plan(call, first, last)
-    deltas = delta(dout, out, dlse)
-    ends = FarEnds(*(torch.empty(*lse.shape[:2], 2, lse.shape[2], dtype=torch.float32, device=lse.device) for _ in range(2)))
+    band, sides = layout(call, part)
+    if not sides:
+        return launch.backward(call, [out, lse], dout, dlse)
+    dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    fields = fields_of(part, sides)
+    shape = lse.shape
+
+    def per_row(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=lse.device)
+
+    delta, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
+    ends = FarEnds(per_row(*shape[:2], 2, shape[2]), per_row(*shape[:2], 2, shape[2]))
     given = {
-        **_far_arguments(plan, sides, shifts), "Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": deltas,
-        "FarOut": far_out, "FarLse": far_lse, "Changes": ends.changes, "Masses": ends.masses,
+        **_row_arguments(part, fields, rest), "Out": out, "Lse": lse, "Dout": dout, **strides("dout", dout),
+        "Dlse": out if dlse is None else dlse.contiguous(), "DLSE": dlse is not None,
+        "Delta": delta, "Changes": ends.changes, "Masses": ends.masses,
+        "PlainPastLse": plain_lse[0], "PlainFutureLse": plain_lse[1],
     }  # fmt: skip
-    run(far_ends_kernel, (blocks(plan.queries, ROWS), plan.batch * plan.heads), given, warps=4, stages=1)
-    found, tables = differentiate(plan, dout, lse, deltas, None if plan.only is None else ends)
-    found |= {name: per_key_head(found[name], call.k.shape[1]) for name in ("k", "v")}
-    for piece in pieces:
-        _tail_gradients(part, piece, tables)
-    gains = None if part.tables.gain is None else [side.tail("gain", torch.float32) for side in sides]
-    past_pieces, future_pieces = ([piece for piece in pieces if piece.side.mirrored is mirrored] for mirrored in (False, True))
-    for past, future in zip_longest(past_pieces, future_pieces):
-        for name in ("q", "k", "v"):
-            add_pieces(found[name], placed(past, name), placed(future, name), gains if name == "q" else None)
-    return gradients(call, found, tables)
+    run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
+    found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
+    plan = Plan(call, band)
+    plan.arguments |= _far_gradients(part, found)
+    known, tables = differentiate(plan, dout, lse, delta, ends)
+    for field, (dq, _, _) in zip(fields, found, strict=True):
+        _tail_gradients(part, field, dq, tables)
+    return gradients(call, known, tables)
 
 
-class PieceGradients(NamedTuple):
-    """What the vendor's backward pass gives for one piece of a far field, in the side's order of time."""
-
-    side: Side
-    rows: slice  # in the call's order of time
-    keys: slice
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-
-def placed(piece: PieceGradients | None, name: str) -> tuple[Tensor, int] | None:
-    """Returns a gradient of a piece and where in the call its rows start."""
-    return None if piece is None else (getattr(piece, f"d{name}"), (piece.rows if name == "q" else piece.keys).start)
-
-
-def _side_backward(
-    part: Part, side: Side, shifts: Tensor | None, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
-) -> Iterator[PieceGradients]:
-    """Yields the gradients of a far field's pieces: their weights are those of the whole softmax once the shift is taken off."""
+def _field_backward(
+    part: Part, field: Field, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of a far field's queries, keys and values, from the log-sum-exp less its shift."""
+    side = field.side
     value = side.tail("value", torch.float32)
-    plain_out = out if value is None else (out.float() - value).to(out.dtype)
-    plain_lse = side.seen(lse if shifts is None else lse - shifts[:, :, side.index])
-    plain_dlse = None if dlse is None else side.seen(dlse)
-    q, k, v, dout, plain_out = side.queries(part), *(side.seen(x) for x in (part.k, part.v, dout, plain_out))
-    for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
-        rows, keys = piece.rows, piece.keys
-        found = far.attend_backward(
-            dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], plain_out[:, :, rows],
-            plain_lse[:, :, rows], None if plain_dlse is None else plain_dlse[:, :, rows],
-            causal=piece.causal, scale=part.scale,
-        )  # fmt: skip
-        yield PieceGradients(side, side.original(rows, q.shape[2]), side.original(keys, k.shape[2]), *found)
+    q = side.queries(side.last(part.q, field.rows), part.compute)
+    k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    dout, out = side.last(dout, field.rows), side.last(out, field.rows)
+    if value is not None:
+        out = (out.float() - value).to(out.dtype)
+    dlse = None if dlse is None else side.last(dlse, field.rows)
+    found = [
+        far.attend_backward(
+            dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, :, rows],
+            None if dlse is None else dlse[:, :, rows], causal=causal, scale=part.scale,
+        )
+        for rows, keys, causal in field.pieces
+    ]  # fmt: skip
+    if len(found) == 1:
+        return found[0]
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    for (rows, keys, _), (piece_dq, piece_dk, piece_dv) in zip(field.pieces, found, strict=True):
+        dq[:, :, rows] += piece_dq
+        dk[:, :, keys] += piece_dk
+        dv[:, :, keys] += piece_dv
+    return dq, dk, dv
 
 
-def _tail_gradients(part: Part, piece: PieceGradients, tables: Terms) -> None:
+def _far_gradients(part: Part, found: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:
+    """Returns what the kernels of the band read to add the far fields' gradients to theirs."""
+    given: dict[str, Any] = {"SIDES": len(found)}
+    for side, fields in zip(SIDES, found, strict=False):
+        for name, x in zip(("dq", "dk", "dv"), fields, strict=True):
+            x = x if x.stride(3) == 1 else x.contiguous()
+            given |= {f"{name.capitalize()}{side.capitalize()}": x, **strides(f"{name}_{side}", x)}
+        given |= {f"{side}_rows": fields[0].shape[2], f"{side}_keys": fields[1].shape[2]}
+    return given | _ends("end_gains", "EndGains", part, "gain")
+
+
+def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None:
     """Adds the gradients of the tails of `key` and `gain`, from the gradient of the far field's queries."""
+    side = field.side
     if tables.key is not None:
-        piece.side.add(tables, "key", piece.dq.sum((0, 2), dtype=torch.float32))
+        side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
     if tables.gain is not None:
-        q = piece.side.seen(part.q[:, :, piece.rows])
-        dgain = (piece.dq.float() * q).sum((0, 2))
-        piece.side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+        dgain = (dq.float() * side.last(part.q, field.rows)).sum((0, 2))
+        side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
 
 
-def add_pieces(
-    x: Tensor, past: tuple[Tensor, int] | None, future: tuple[Tensor, int] | None, gains: list[Tensor | None] | None = None
-) -> None:
-    """Adds rows, given with where they start in x, those of the future in reverse, times gains [heads or 1, 1, channels]."""
-    batch, heads, count, dim = x.shape
-    given: dict[str, Any] = {"X": x, "heads": heads, "count": count, "dim": dim, "WIDTH": width(dim), "ROWS": ROWS}
-    given |= {"Factor": x, "FACTOR": gains is not None}
-    if gains is not None:
-        factors = [torch.ones_like(x[0, :, :1], dtype=torch.float32) if gain is None else gain for gain in gains]
-        given["Factor"] = torch.stack([factor.expand(heads, 1, dim) for factor in [*factors, factors[-1]][:2]]).contiguous()
-    for name, piece in (("past", past), ("future", future)):
-        rows, first = (x[:, :, :0], 0) if piece is None else piece
-        rows = rows if rows.stride(3) == 1 else rows.contiguous()
-        given |= {name.capitalize(): rows, **strides(name, rows), f"{name}_first": first, f"{name}_rows": rows.shape[2]}
-    run(add_rows_kernel, (blocks(count, ROWS), batch * heads), given, warps=4, stages=1)
+def outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `forward`."""
+    ((_, _, part),) = parts_of(call)
+    _, sides = layout(call, part)
+    queries, keys = part.q.shape[2], part.k.shape[2]
+    rows = [far.extent(queries, keys, side.limit)[0] for side in sides]
+    return [x for count in [queries, *rows, 0, 0][:3] for x in _results(call, count)]
+
+
+def _results(call: Lowered, rows: int) -> list[Tensor]:
+    """Returns an empty output and log-sum-exp for some rows."""
+    shape = (*call.q.shape[:2], rows)
+    return [call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=torch.float32)]

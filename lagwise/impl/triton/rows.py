@@ -1,4 +1,8 @@
-"""Small kernels on rows: the normalisation's share of a gradient, and what `split` does with its three parts."""
+"""Small kernels on rows: the normalisation's share of a gradient, and what `split` does with its three parts.
+
+A far field has some rows of the call, [batch, heads, rows, ...]: the past's the last ones, the future's the first ones in reverse
+order of time. Its tails are the first or the last column of a table, [heads or 1, lags, ...].
+"""
 
 # Triton's language is not typed as Python is.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
@@ -30,116 +34,161 @@ def delta_kernel(
 
 
 @triton.jit
-def shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE: tl.constexpr, SIDES: tl.constexpr, SHIFTED: tl.constexpr):
-    """Loads a far field's log-sum-exp, [sides, pairs, queries], with what its tails add to it, [pairs, sides, queries]."""
-    there = row < queries
-    lse = tl.load(FarLse + SIDE * pairs * queries + base + row, mask=there, other=-float("inf"))
-    if SHIFTED:
-        lse += tl.load(Shifts + SIDES * base + SIDE * queries + row, mask=there, other=0.0)
-    return lse
+def far_index(row, queries, past_rows, future_rows, SIDE: tl.constexpr):
+    """Returns where a far field has the rows: the past's has the last ones, the future's the first ones in reverse."""
+    if SIDE == 0:
+        return row - (queries - past_rows)
+    else:
+        return future_rows - 1 - row
 
 
-@triton.jit(do_not_specialize=["heads", "queries"])
+@triton.jit
+def tail_shift(
+    TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr,
+):  # fmt: skip
+    """Returns what a side's tails add to the log-sum-exp of the rows, scale q . query + bias.
+
+    Both passes compute it here, so that they weigh alike, rounding included.
+    """
+    shift = tl.zeros(row.shape, tl.float32)
+    if QUERY:
+        channel = tl.arange(0, WIDTH)
+        tail = TailQuery + head * tail_query_head + SIDE * tail_query_last
+        shift += scale * tl.sum(q * tl.load(tail + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :], 1)
+    if BIAS:
+        shift += tl.load(TailBias + head * tail_bias_head + SIDE * tail_bias_last).to(tl.float32)
+    return shift
+
+
+@triton.jit
+def load_queries(
+    RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, QUERY: tl.constexpr,
+):  # fmt: skip
+    """Loads the queries that a tail is multiplied with, in float32; where there is none, nothing."""
+    if QUERY:
+        here = RawQ + (pair // heads).to(tl.int64) * raw_q_batch + (pair % heads).to(tl.int64) * raw_q_head
+        return load_rows(here, row, queries, raw_q_time, head_dim, WIDTH, False).to(tl.float32)
+    else:
+        return 0.0
+
+
+@triton.jit
+def load_far(
+    FarOut, FarLse, TailValue, tail_value_head, tail_value_last, index, count, shift, pair, head,
+    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIDE: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """Loads a far field's output and log-sum-exp, with what its tails add to them; rows that it has not have minus infinity."""
+    there = (index >= 0) & (index < count)
+    base = pair.to(tl.int64) * count
+    lse = tl.load(FarLse + base + index, mask=there, other=-float("inf")) + shift
+    out = load_rows(FarOut + base * value_dim, index, count, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    if VALUE:
+        channel = tl.arange(0, VALUE_WIDTH)
+        tail = TailValue + head * tail_value_head + SIDE * tail_value_last
+        out += tl.load(tail + channel, mask=channel < value_dim, other=0.0).to(tl.float32)[None, :]
+    return out, lse
+
+
+FAR_NUMBERS = [
+    "heads", "queries", "past_rows", "future_rows", "tail_bias_head", "tail_bias_last", "tail_query_head", "tail_query_last",
+    "tail_value_head", "tail_value_last", "scale",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=FAR_NUMBERS)
 def merge_kernel(
-    Near, NearLse, FarOut, FarLse, Out, Lse, Shifts, FarValue, heads, queries,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, SHIFTED: tl.constexpr, VALUE: tl.constexpr,
+    Near, NearLse, PastOut, PastLse, FutureOut, FutureLse, Out, Lse, RawQ, TailBias, TailQuery, TailValue,
+    raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
+    tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    SIDES: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
     """Merges the near band with the far fields by their log-sum-exps.
 
-    lse_far += shift,      out = sum exp(lse_part - lse) (out_part + value),      lse = log sum exp(lse_part)
+    out = sum exp(lse_part - lse) out_part,      lse = log sum exp(lse_part)
     """
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair, pairs = index % count, index // count, (tl.num_programs(0) // count).to(tl.int64)
+    block, pair = index % count, index // count
     head = pair % heads
     base = pair.to(tl.int64) * queries
     row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
-    channel = tl.arange(0, VALUE_WIDTH)
-    near_lse = tl.load(NearLse + base + row, mask=there, other=0.0)
-    peak = near_lse
+    lse = tl.load(NearLse + base + row, mask=there, other=-float("inf"))
+    out = load_rows(Near + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    q = load_queries(RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries, head_dim, WIDTH, QUERY)
     for SIDE in tl.static_range(SIDES):
-        peak = tl.maximum(peak, shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED))
-    # A row that sees nothing has minus infinity everywhere.
-    peak = tl.where(peak == -float("inf"), 0.0, peak)
-    weight = tl.exp(near_lse - peak)
-    total = weight
-    out = load_rows(Near + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False) * weight[:, None]
-    for SIDE in tl.static_range(SIDES):
-        weight = tl.exp(shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED) - peak)
-        here = FarOut + (SIDE * pairs * queries + base) * value_dim
-        far = load_rows(here, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
-        if VALUE:
-            far += tl.load(FarValue + (SIDE * heads + head) * value_dim + channel, mask=channel < value_dim, other=0.0)[None, :]
-        out += far * weight[:, None]
-        total += weight
-    some = tl.where(total > 0.0, total, 1.0)
-    store_rows(Out + base * value_dim, row, queries, value_dim, out / some[:, None], value_dim, VALUE_WIDTH)
-    tl.store(Lse + base + row, tl.where(total > 0.0, peak + tl.log(some), -float("inf")), mask=there)
+        shift = tail_shift(
+            TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
+            head_dim, WIDTH, SIDE, BIAS, QUERY,
+        )  # fmt: skip
+        far_out, far_lse = load_far(
+            PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue, tail_value_head, tail_value_last,
+            far_index(row, queries, past_rows, future_rows, SIDE), past_rows if SIDE == 0 else future_rows, shift, pair, head,
+            value_dim, VALUE_WIDTH, SIDE, VALUE,
+        )  # fmt: skip
+        peak = tl.maximum(lse, far_lse)
+        # A row that sees nothing has minus infinity everywhere.
+        peak = tl.where(peak == -float("inf"), 0.0, peak)
+        weight, far_weight = tl.exp(lse - peak), tl.exp(far_lse - peak)
+        total = weight + far_weight
+        some = tl.where(total > 0.0, total, 1.0)
+        out = out * (weight / some)[:, None] + far_out * (far_weight / some)[:, None]
+        lse = tl.where(total > 0.0, peak + tl.log(some), -float("inf"))
+    store_rows(Out + base * value_dim, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+    tl.store(Lse + base + row, lse, mask=there)
 
 
-@triton.jit(do_not_specialize=["heads", "queries"])
+@triton.jit(do_not_specialize=FAR_NUMBERS)
 def far_ends_kernel(
-    Dout, Lse, Delta, FarOut, FarLse, Shifts, FarValue, Changes, Masses, dout_batch, dout_head, dout_time, heads, queries,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, SHIFTED: tl.constexpr, VALUE: tl.constexpr,
+    Out, Lse, Dout, Dlse, PastOut, PastLse, FutureOut, FutureLse, RawQ, TailBias, TailQuery, TailValue,
+    Delta, Changes, Masses, PlainPastLse, PlainFutureLse,
+    dout_batch, dout_head, dout_time, raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
+    tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    SIDES: tl.constexpr, DLSE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Computes each far field's share of a row: its mass, and the sum of dlogit over it, both [batch, heads, 2, queries].
+    """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, 2, queries].
 
-    mass = exp(lse_far - lse),      change = mass * (dout . (out_far + value) - delta)
+    delta = dout . out - dlse,      mass = exp(lse_far - lse),      change = mass * (dout . out_far - delta)
+
+    `PlainPastLse` and `PlainFutureLse` get the log-sum-exp less the shift of a side, in its order of time: with it, plain
+    attention has the weights of the whole softmax.
     """
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair, pairs = index % count, index // count, (tl.num_programs(0) // count).to(tl.int64)
+    block, pair = index % count, index // count
     head = pair % heads
     base = pair.to(tl.int64) * queries
     row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
-    channel = tl.arange(0, VALUE_WIDTH)
     here = Dout + (pair // heads).to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
     dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    out = load_rows(Out + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    delta = tl.sum(dout * out, 1)
+    if DLSE:
+        delta -= tl.load(Dlse + base + row, mask=there, other=0.0)
+    tl.store(Delta + base + row, delta, mask=there)
     lse = tl.load(Lse + base + row, mask=there, other=0.0)
     lse = tl.where(lse == -float("inf"), 0.0, lse)
-    delta = tl.load(Delta + base + row, mask=there, other=0.0)
+    q = load_queries(RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries, head_dim, WIDTH, QUERY)
     for SIDE in tl.static_range(2):
         mass = tl.zeros([ROWS], tl.float32)
         change = tl.zeros([ROWS], tl.float32)
         if SIDE < SIDES:
-            mass = tl.exp(shifted_lse(FarLse, Shifts, row, queries, base, pairs, SIDE, SIDES, SHIFTED) - lse)
-            source = FarOut + (SIDE * pairs * queries + base) * value_dim
-            far = load_rows(source, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
-            if VALUE:
-                tail = FarValue + (SIDE * heads + head) * value_dim
-                far += tl.load(tail + channel, mask=channel < value_dim, other=0.0)[None, :]
-            change = mass * (tl.sum(dout * far, 1) - delta)
+            rows = past_rows if SIDE == 0 else future_rows
+            at = far_index(row, queries, past_rows, future_rows, SIDE)
+            shift = tail_shift(
+                TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
+                head_dim, WIDTH, SIDE, BIAS, QUERY,
+            )  # fmt: skip
+            far_out, far_lse = load_far(
+                PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue,
+                tail_value_head, tail_value_last, at, rows, shift, pair, head, value_dim, VALUE_WIDTH, SIDE, VALUE,
+            )  # fmt: skip
+            mass = tl.exp(far_lse - lse)
+            change = mass * (tl.sum(dout * far_out, 1) - delta)
+            plain = PlainPastLse if SIDE == 0 else PlainFutureLse
+            tl.store(plain + pair.to(tl.int64) * rows + at, lse - shift, mask=there & (at >= 0) & (at < rows))
         tl.store(Masses + 2 * base + SIDE * queries + row, mass, mask=there)
         tl.store(Changes + 2 * base + SIDE * queries + row, change, mask=there)
-
-
-@triton.jit(do_not_specialize=["heads", "count", "past_first", "past_rows", "future_first", "future_rows"])
-def add_rows_kernel(
-    X, Past, past_batch, past_head, past_time, Future, future_batch, future_head, future_time, Factor,
-    heads, count, past_first, past_rows, future_first, future_rows,
-    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, FACTOR: tl.constexpr,
-):  # fmt: skip
-    """Adds to X, [.., count, dim], the rows of the far past and those of the far future, which come in reverse order.
-
-    Each has its first row in X and a number of rows. With FACTOR, [2, heads, dim], they are multiplied by it.
-    """
-    index, tiles = tl.program_id(0), tl.cdiv(count, ROWS)
-    block, pair = index % tiles, index // tiles
-    batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
-    row = block * ROWS + tl.arange(0, ROWS)
-    channel = tl.arange(0, WIDTH)
-    X += pair.to(tl.int64) * count * dim
-    x = load_rows(X, row, count, dim, dim, WIDTH, False).to(tl.float32)
-    here = Past + batch * past_batch + head * past_head
-    y = load_rows(here, row - past_first, past_rows, past_time, dim, WIDTH, False).to(tl.float32)
-    if FACTOR:
-        y *= tl.load(Factor + head * dim + channel, mask=channel < dim, other=0.0)[None, :]
-    x += y
-    here = Future + batch * future_batch + head * future_head
-    last = future_first + future_rows - 1
-    y = load_rows(here, last - row, future_rows, future_time, dim, WIDTH, False).to(tl.float32)
-    if FACTOR:
-        y *= tl.load(Factor + (heads + head) * dim + channel, mask=channel < dim, other=0.0)[None, :]
-    store_rows(X, row, count, dim, x + y, dim, WIDTH)

@@ -88,60 +88,64 @@ def visible(
 
 
 @triton.jit
-def gather(pointers, mask):
-    """Loads a tile from scattered addresses in float32, zero where the mask is false.
+def gather(pointers):
+    """Loads a tile from scattered addresses, in float32.
 
     An ordinary load takes a layout of its own, made for rows of memory, and its result goes through shared memory to the
     layout of the matrix products. Neighbouring diagonals are in the cache anyway: this loads each number where it is used.
     """
     if DIRECT:
         kind: tl.constexpr = pointers.dtype.element_ty
-        addresses, there = pointers.to(tl.int64), mask.to(tl.int32)
+        addresses = pointers.to(tl.int64)
         if kind == tl.float32:
             return tl.inline_asm_elementwise(
-                """{
-                .reg .pred there;
-                setp.ne.s32 there, $2, 0;
-                mov.f32 $0, 0f00000000;
-                @there ld.global.f32 $0, [$1];
-                }""",
-                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+                "ld.global.f32 $0, [$1];", "=f,l", [addresses], dtype=tl.float32, is_pure=True, pack=1
             )  # fmt: skip
         elif kind == tl.bfloat16:
             return tl.inline_asm_elementwise(
                 """{
-                .reg .pred there;
                 .reg .b16 low, high;
-                setp.ne.s32 there, $2, 0;
                 mov.b16 low, 0;
-                mov.b16 high, 0;
-                @there ld.global.b16 high, [$1];
+                ld.global.b16 high, [$1];
                 mov.b32 $0, {low, high};
                 }""",
-                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+                "=f,l", [addresses], dtype=tl.float32, is_pure=True, pack=1,
             )  # fmt: skip
         else:
             return tl.inline_asm_elementwise(
                 """{
-                .reg .pred there;
                 .reg .b16 found;
-                setp.ne.s32 there, $2, 0;
-                mov.b16 found, 0;
-                @there ld.global.b16 found, [$1];
+                ld.global.b16 found, [$1];
                 cvt.f32.f16 $0, found;
                 }""",
-                "=&f,l,r", [addresses, there], dtype=tl.float32, is_pure=True, pack=1,
+                "=f,l", [addresses], dtype=tl.float32, is_pure=True, pack=1,
             )  # fmt: skip
     else:
-        return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        return tl.load(pointers).to(tl.float32)
 
 
 @triton.jit
-def lag_scores(Scores, row, queries, lag, first, lags):
-    """Gathers from scores [queries, lags] each query's entry of each lag, zero where the lag is beyond the columns."""
-    column = lag - first
-    inside = (column >= 0) & (column < lags) & (row < queries)
-    return gather(Scores + row.to(tl.int64) * lags + column, inside)
+def at_lags(Table, lag, first):
+    """Gathers from a table that has a column for each lag of the tile."""
+    return gather(Table + (lag - first))
+
+
+@triton.jit
+def lag_scores(Scores, index, count, lag, first, lags):
+    """Gathers from scores [queries or keys, lags] the entry of each pair; what is beyond the columns is no number to use.
+
+    `index` says of each pair which query, or which key, it has: among the neighbours of a tile the columns of one query go up
+    with the key, those of one key go down with the query, and both lie side by side. Lags of a tile that are beyond the columns
+    read what lies beside them: scores have room for that before the first row and after the last.
+    """
+    row = tl.minimum(index, count - 1).to(tl.int64)
+    return gather(Scores + row * lags + (lag - first))
+
+
+@triton.jit
+def with_ends(x, past, future, lag, first, lags):
+    """Replaces in a tile what lies before the columns and after them."""
+    return tl.where(lag < first, past, tl.where(lag < first + lags, x, future))
 
 
 @triton.jit
@@ -175,28 +179,54 @@ def scatter(pointers, x, mask):
 
 
 @triton.jit
-def put_lag_scores(Scores, row, queries, lag, first, lags, x):
-    """Writes a tile to scores [queries, lags]; what is beyond the columns is left out."""
+def put_lag_scores(Scores, index, count, lag, first, lags, x):
+    """Writes a tile to scores [queries or keys, lags]; what is beyond the columns is left out."""
     column = lag - first
-    inside = (column >= 0) & (column < lags) & (row < queries)
-    scatter(Scores + row.to(tl.int64) * lags + column, x, inside)
+    inside = (column >= 0) & (column < lags) & (index < count)
+    scatter(Scores + index.to(tl.int64) * lags + column, x, inside)
 
 
 @triton.jit
-def clear_scores(Scores, row, queries, start, near, beyond, first, lags, STEP: tl.constexpr):
-    """Writes zeros to scores [queries, lags] where the keys lie before `near` or from `beyond` on: no tile covers them."""
-    for column_start in range(0, lags, STEP):
-        column = column_start + tl.arange(0, STEP)
-        key = row[:, None] + start + first + column[None, :]
-        outside = ((key < near) | (key >= beyond)) & (row < queries)[:, None] & (column < lags)[None, :]
-        tl.store(Scores + row.to(tl.int64)[:, None] * lags + column[None, :], 0.0, mask=outside)
+def clear_scores(Scores, index, count, step, shift, begin, end, seen, lags, fill, COLUMNS: tl.constexpr):
+    """Writes a number to scores [index, lags] where the partner lies before `begin` or from `end` on, and from column `seen` on.
+
+    The partner of column c is `index + step * (shift + c)`: for queries, step 1, a key, for keys, step -1, a query. Only blocks
+    at the ends of the sequence have many such columns.
+    """
+    lowest, highest = tl.min(index, 0), tl.max(index, 0)
+    if step == 1:
+        until, since = begin - lowest - shift, end - highest - shift
+    else:
+        until, since = highest - shift - end + 1, lowest - shift - begin + 1
+    since = tl.maximum(tl.minimum(since, seen), 0)
+    fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, 0, tl.minimum(until, lags), COLUMNS)
+    fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, since, lags, COLUMNS)
 
 
 @triton.jit
-def load_ends(Ends, index, count):
-    """Loads ends [2, count]: what lags before the first column and after the last one see."""
-    there = index < count
-    return tl.load(Ends + index, mask=there, other=0.0), tl.load(Ends + count + index, mask=there, other=0.0)
+def fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, first, last, COLUMNS: tl.constexpr):
+    """Does so for the columns from `first` to `last`."""
+    for start in range(first, last, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        partner = index[:, None] + step * (shift + column[None, :])
+        outside = (partner < begin) | (partner >= end) | (column >= seen)[None, :]
+        outside = outside & (index < count)[:, None] & (column < lags)[None, :]
+        tl.store(Scores + index.to(tl.int64)[:, None] * lags + column[None, :], fill, mask=outside)
+
+
+@triton.jit
+def load_numbers(X, index, count):
+    """Loads numbers of a vector where they are used, as `gather` does; beyond its end there is no number to use."""
+    return gather(X + tl.minimum(index, count - 1))
+
+
+@triton.jit
+def load_ends(Ends, index, count, THERE: tl.constexpr):
+    """Loads ends [2, count]: what lags before the first column and after the last one see; zero where there are none."""
+    if THERE:
+        return load_numbers(Ends, index, count), load_numbers(Ends + count, index, count)
+    else:
+        return 0.0, 0.0
 
 
 @triton.jit
