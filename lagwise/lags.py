@@ -100,9 +100,11 @@ class LagTable:
         if self.heads == 1:
             gradient = gradient.sum(0, keepdim=True)
         before, inside, after = self._cut(first, first + gradient.shape[1] - 1)
-        into.values[:, 0] += gradient[:, :before].sum(1)
         into.values[:, inside] += gradient[:, before : gradient.shape[1] - after]
-        into.values[:, -1] += gradient[:, gradient.shape[1] - after :].sum(1)
+        if before:
+            into.values[:, 0] += gradient[:, :before].sum(1)
+        if after:
+            into.values[:, -1] += gradient[:, gradient.shape[1] - after :].sum(1)
         if into.slopes is not None:
             lags = torch.arange(first, first + gradient.shape[1], device=gradient.device)
             for slope, beyond in zip(into.slopes, self._beyond(lags), strict=True):

@@ -38,6 +38,7 @@ from lagwise.impl.triton.tiles import (
     lag_scores,
     load_columns,
     load_ends,
+    load_gain,
     load_numbers,
     load_rows,
     product,
@@ -149,18 +150,6 @@ def end_queries(q, Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: 
         return (q.to(tl.float32) * past).to(q.dtype), (q.to(tl.float32) * future).to(q.dtype), past, future
     else:
         return q, q, 1.0, 1.0
-
-
-@triton.jit
-def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr):
-    """Loads a column of a gain, one number or one per channel, [1, channels]; without a gain it is one."""
-    if CHANNELS:
-        channel = tl.arange(0, WIDTH)
-        return tl.load(Gain + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :]
-    elif GAIN:
-        return tl.load(Gain).to(tl.float32)
-    else:
-        return 1.0
 
 
 @triton.jit
@@ -344,7 +333,7 @@ def query_gradient_kernel(
     Where SIDES far fields were computed by others, their dq, of the gain of its end column times q, comes in too: the past's for
     the last `past_rows` queries, the future's for the first `future_rows`, in reverse order of time.
 
-    `DScalarEnds`, [batch, heads, 3, 2, queries], gets the sums of dlogit, of dlogit times content and of dlogit times the
+    `DScalarEnds`, [batch, heads, 3, queries, 2], gets the sums of dlogit, of dlogit times content and of dlogit times the
     distance beyond the end, before `low` and after `high`.
     """
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)

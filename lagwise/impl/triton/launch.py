@@ -46,9 +46,10 @@ DIAGONAL_PROGRAMS = 2048
 PARTS, COLUMNS = 32, 32
 # Rows of the kernels that are no matrix products.
 ROWS = 64
-# Of the kernels for a gain per channel: the rows of a run, the lags of a step, which divides every band, the lags of a program
-# that scores, and the channels of all runs that a warp holds. The interpreter takes time by the operation.
-LENGTH, STEP = (4, 8) if DIRECT.value else (2, 4)
+# Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
+# step, which divides every band, the lags of a program that scores, and the channels of all runs that a warp holds. The
+# interpreter takes time by the operation.
+LENGTH, GAIN_LENGTH, STEP = (4, 8, 8) if DIRECT.value else (2, 2, 4)
 LAGS, WARP_CHANNELS = 64, 256
 
 
@@ -73,6 +74,7 @@ class Plan:
             first, last = max(first, only[0]), min(last, only[1])
         self.first, self.last = first, last
         self.tables = tables_of(call)
+        self.bands: dict[str, Tensor] = {}
         gain = self.tables.gain
         self.channels = gain is not None and gain.values.shape[2] > 1
         self.low = self.high = 0
@@ -162,7 +164,9 @@ class Plan:
 
     def table(self, name: str) -> Tensor:
         """Returns the band of `query` or `key`, [heads or 1, lags, channels]."""
-        return getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
+        if name not in self.bands:
+            self.bands[name] = getattr(self.tables, name).window(self.band_first, self.band_last).to(self.q.dtype)
+        return self.bands[name]
 
     def score(self) -> None:
         """Computes the scores of the band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
@@ -175,18 +179,18 @@ class Plan:
             scores = self.arguments["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"))
             self.arguments["KeyEnds"] = ends_of(scores)
         if self.channels:
-            sizes, warps = self.runs(loads_gain=True)
-            rows, lags = sizes["RUNS"] * LENGTH, self.arguments["band_lags"]
-            grid = (blocks(self.queries, rows), blocks(lags, LAGS), self.batch * self.heads)
+            sizes, rows, warps = self.runs(loads_gain=True)
+            grid = (blocks(self.queries, rows), blocks(self.arguments["band_lags"], LAGS), self.batch * self.heads)
             run(channel_scores_kernel, grid, {**self.arguments, **sizes}, warps, stages=1)
 
-    def runs(self, *, loads_gain: bool) -> tuple[dict[str, int], int]:
-        """Returns the sizes of the kernels for a gain per channel, and their warps.
+    def runs(self, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
+        """Returns the sizes of the kernels for a gain per channel, the rows of a program, and its warps.
 
         To fewer warps Triton would hand the gains of a wide head through shared memory.
         """
-        warps = max(4, self.arguments["WIDTH"] // 16) if loads_gain else 4
-        return {"RUNS": warps * WARP_CHANNELS // self.arguments["WIDTH"], "LENGTH": LENGTH, "STEP": STEP, "LAGS": LAGS}, warps
+        warps, length = (max(4, self.arguments["WIDTH"] // 16), LENGTH) if loads_gain else (4, GAIN_LENGTH)
+        count = warps * WARP_CHANNELS // self.arguments["WIDTH"]
+        return {"RUNS": count, "LENGTH": length, "STEP": STEP, "LAGS": LAGS}, count * length, warps
 
     def tile(self, kind: str) -> tuple[int, int, int, int]:
         if not DIRECT.value:
@@ -258,14 +262,13 @@ def products(x: Tensor, table: Tensor) -> Tensor:
 
 
 def ends_of(scores: Tensor) -> Tensor:
-    """Returns the first and the last column of scores as [batch, heads, 2, time] in float32."""
-    return torch.stack([scores[..., 0], scores[..., -1]], dim=2).float()
+    """Returns the first and the last column of scores, of at least two, as [batch, heads, time, 2] in float32."""
+    return scores[..., :: scores.shape[3] - 1].float().contiguous()
 
 
 def add_ends(scores: Tensor, ends: Tensor) -> Tensor:
     """Adds ends to the first and the last column of scores, in place."""
-    scores[..., 0] += ends[:, :, 0].to(scores.dtype)
-    scores[..., -1] += ends[:, :, 1].to(scores.dtype)
+    scores[..., :: scores.shape[3] - 1] += ends
     return scores
 
 
@@ -334,7 +337,7 @@ def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
 
 
 class FarEnds(NamedTuple):
-    """What the far fields of `split` add to the ends of tables, per row: [batch, heads, 2, queries]."""
+    """What the far fields of `split` add to the ends of tables, per row: [batch, heads, queries, 2]."""
 
     changes: Tensor  # sums of dlogit
     masses: Tensor  # sums of weights
@@ -374,13 +377,13 @@ def differentiate(
     return found, tables
 
 
-def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tensor, table: Tensor) -> None:
+def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tensor, table: Tensor, scale: float) -> None:
     """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
-    if raw is not None:
-        found[f"raw_{name}"] = dscores @ table
-        return
     table = table.expand(*dscores.shape[:2], *table.shape[1:]).flatten(0, 1)
-    found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), table)
+    if raw is None:
+        found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), table, alpha=scale)
+    else:
+        found[f"raw_{name}"] = (scale * torch.bmm(dscores.flatten(0, 1), table)).unflatten(0, dscores.shape[:2])
 
 
 def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -389,7 +392,7 @@ def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor]
     dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
     more = {}
     if plan.tables.key is not None:
-        more["DKeyEnds"] = torch.empty(*shape[:2], 2, plan.keys, dtype=torch.float32, device=dk.device)
+        more["DKeyEnds"] = torch.empty(*shape, 2, dtype=torch.float32, device=dk.device)
     plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, **given, **more)
     return {"k": dk, "v": dv}, more.get("DKeyEnds")
 
@@ -400,9 +403,9 @@ def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[st
     dq = torch.empty(plan.q.shape, dtype=plan.q.dtype, device=plan.q.device)
 
     def ends(*shape: int) -> Tensor:
-        return torch.empty(*lse.shape[:2], *shape, lse.shape[2], dtype=torch.float32, device=lse.device)
+        return torch.empty(*lse.shape[:2], *shape, lse.shape[2], 2, dtype=torch.float32, device=lse.device)
 
-    rows = {"DScalarEnds": ends(3, 2), "DQueryEnds": ends(2), "ValueMasses": ends(2)}
+    rows = {"DScalarEnds": ends(3), "DQueryEnds": ends(), "ValueMasses": ends()}
     if plan.channels:
         count = blocks(plan.queries, plan.tile("query")[0])
         rows["DGainEnds"] = torch.empty(*lse.shape[:2], count, 2, plan.arguments["WIDTH"], device=lse.device)
@@ -421,27 +424,27 @@ def _score_gradients(
             add_ends(dscores, key_ends)
         gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads))
         plan.tables.key.fold(gradient, plan.band_first, tables.key)
-        _add(found, "k", plan.call.raw_k, dscores, scale * plan.table("key"))
+        _add(found, "k", plan.call.raw_k, dscores, plan.table("key"), scale)
     dscores = plan.arguments.pop("BandScores")
     if plan.channels:
         _channel_gradients(plan, dscores, found, tables)
     if plan.tables.query is not None and tables.query is not None:
         add_ends(dscores, query_ends)
         plan.tables.query.fold(scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
-        _add(found, "q", plan.call.raw_q, dscores, scale * plan.table("query"))
+        _add(found, "q", plan.call.raw_q, dscores, plan.table("query"), scale)
 
 
 def _channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
     """Adds the shares of a gain per channel to dq and dk, and its gradient in the band."""
     assert plan.tables.gain is not None and tables.gain is not None
-    sizes, warps = plan.runs(loads_gain=True)
-    rows, pairs = sizes["RUNS"] * LENGTH, plan.batch * plan.heads
+    sizes, rows, warps = plan.runs(loads_gain=True)
+    pairs = plan.batch * plan.heads
     given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
     run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
     run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
-    sizes, warps = plan.runs(loads_gain=False)
+    sizes, rows, warps = plan.runs(loads_gain=False)
     steps = given["band_lags"] // STEP
-    chunks = min(blocks(DIAGONAL_PROGRAMS, steps * pairs), blocks(plan.queries, sizes["RUNS"] * LENGTH))
+    chunks = min(blocks(DIAGONAL_PROGRAMS, steps * pairs), blocks(plan.queries, rows))
     shape = (plan.batch, plan.heads, chunks, given["band_lags"], plan.q.shape[3])
     shares = torch.empty(shape, dtype=torch.float32, device=plan.q.device)
     given |= {**sizes, "DChannelGain": shares, "chunks": chunks}
@@ -484,11 +487,11 @@ def diagonal_sums(plan: Plan, given: dict[str, Any]) -> DiagonalSums:
 def _scalar_gradients(plan: Plan, found: DiagonalSums, ends: Tensor, tables: Terms) -> None:
     """Writes the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows.
 
-    `ends` is [batch, heads, bias or gain or slope, past or future, queries]; far fields have those of the bias only.
+    `ends` is [batch, heads, bias or gain or slope, queries, past or future]; far fields have those of the bias only.
     """
     if not found.sums:
         return
-    beyond = ends.sum((0, 4))
+    beyond = ends.sum((0, 3))
     for index, name in enumerate(("bias", "gain")):
         if name not in found.sums:
             continue

@@ -13,8 +13,19 @@ from lagwise.impl import far
 from lagwise.impl.lowering import Lowered, Part, parts_of
 from lagwise.impl.split import Side, layout, merge
 from lagwise.impl.triton import launch
-from lagwise.impl.triton.launch import ROWS, FarEnds, Plan, attend, blocks, differentiate, gradients, strides, width
-from lagwise.impl.triton.rows import far_ends_kernel, merge_kernel
+from lagwise.impl.triton.launch import (
+    ROWS,
+    FarEnds,
+    Plan,
+    attend,
+    blocks,
+    differentiate,
+    gradients,
+    strides,
+    summed_products,
+    width,
+)
+from lagwise.impl.triton.rows import far_ends_kernel, far_queries_kernel, merge_kernel
 from lagwise.impl.triton.run import run
 from lagwise.terms import Terms
 
@@ -61,7 +72,7 @@ def forward(call: Lowered) -> list[Tensor]:
 
 def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     side = field.side
-    q = side.queries(side.last(part.q, field.rows), part.compute)
+    q = _far_queries(part, field)
     k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
     found = [
         far.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
@@ -76,6 +87,28 @@ def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     for piece, (piece_out, piece_lse) in zip(field.pieces, found, strict=True):
         merge(out[:, :, piece.rows], lse[:, :, piece.rows], piece_out, piece_lse)
     return out.to(q.dtype), lse
+
+
+def _far_queries(part: Part, field: Field) -> Tensor:
+    """Returns the queries that make a far field plain attention, rounded once."""
+    side, tables, q = field.side, part.tables, part.q
+    if tables.gain is None and tables.key is None:
+        return side.last(q, field.rows)
+    batch, heads, queries, head_dim = q.shape
+    found = q.new_empty(batch, heads, field.rows, head_dim)
+    q = q if q.stride(3) == 1 else q.contiguous()
+    given: dict[str, Any] = {
+        "Q": q, **strides("q", q), "FarQ": found, "heads": heads, "rows": field.rows,
+        "first": field.rows - 1 if side.mirrored else queries - field.rows, "STEP": -1 if side.mirrored else 1,
+        "head_dim": head_dim, "WIDTH": width(head_dim), "ROWS": ROWS, "KEY": tables.key is not None,
+        "GAIN": tables.gain is not None, "CHANNELS": tables.gain is not None and tables.gain.values.shape[2] > 1,
+        **_ends("end_gains", "EndGains", part, "gain"), **_ends("tail_key", "TailKey", part, "key"),
+    }  # fmt: skip
+    if side.mirrored:
+        for pointer, last in (("EndGains", "end_gains_last"), ("TailKey", "tail_key_last")):
+            given[pointer] = given[pointer].flatten()[given[last] :]
+    run(far_queries_kernel, (blocks(field.rows, ROWS), batch * heads), given, warps=4, stages=1)
+    return found
 
 
 def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict[str, Any]:
@@ -123,7 +156,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
         return torch.empty(shape, dtype=torch.float32, device=lse.device)
 
     delta, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
-    ends = FarEnds(per_row(*shape[:2], 2, shape[2]), per_row(*shape[:2], 2, shape[2]))
+    ends = FarEnds(per_row(*shape, 2), per_row(*shape, 2))
     given = {
         **_row_arguments(part, fields, rest), "Out": out, "Lse": lse, "Dout": dout, **strides("dout", dout),
         "Dlse": out if dlse is None else dlse.contiguous(), "DLSE": dlse is not None,
@@ -146,7 +179,7 @@ def _field_backward(
     """Returns the gradients of a far field's queries, keys and values, from the log-sum-exp less its shift."""
     side = field.side
     value = side.tail("value", torch.float32)
-    q = side.queries(side.last(part.q, field.rows), part.compute)
+    q = _far_queries(part, field)
     k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
     dout, out = side.last(dout, field.rows), side.last(out, field.rows)
     if value is not None:
@@ -186,7 +219,8 @@ def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None
     if tables.key is not None:
         side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
     if tables.gain is not None:
-        dgain = (dq.float() * side.last(part.q, field.rows)).sum((0, 2))
+        # Of all products of a channel of dq with one of q, those of the same channel.
+        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows)).diagonal(dim1=1, dim2=2)
         side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
 
 

@@ -11,7 +11,7 @@ order of time. Its tails are the first or the last column of a table, [heads or 
 import triton
 import triton.language as tl
 
-from lagwise.impl.triton.tiles import load_rows, store_rows
+from lagwise.impl.triton.tiles import load_gain, load_rows, store_rows
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
@@ -149,7 +149,7 @@ def far_ends_kernel(
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
     SIDES: tl.constexpr, DLSE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
-    """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, 2, queries].
+    """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, queries, 2].
 
     delta = dout . out - dlse,      mass = exp(lse_far - lse),      change = mass * (dout . out_far - delta)
 
@@ -190,5 +190,27 @@ def far_ends_kernel(
             change = mass * (tl.sum(dout * far_out, 1) - delta)
             plain = PlainPastLse if SIDE == 0 else PlainFutureLse
             tl.store(plain + pair.to(tl.int64) * rows + at, lse - shift, mask=there & (at >= 0) & (at < rows))
-        tl.store(Masses + 2 * base + SIDE * queries + row, mass, mask=there)
-        tl.store(Changes + 2 * base + SIDE * queries + row, change, mask=there)
+        tl.store(Masses + 2 * (base + row) + SIDE, mass, mask=there)
+        tl.store(Changes + 2 * (base + row) + SIDE, change, mask=there)
+
+
+@triton.jit(do_not_specialize=["heads", "rows", "first", "end_gains_head", "tail_key_head"])
+def far_queries_kernel(
+    Q, FarQ, EndGains, TailKey, q_batch, q_head, q_time, heads, rows, first, end_gains_head, tail_key_head,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
+    GAIN: tl.constexpr, CHANNELS: tl.constexpr, KEY: tl.constexpr,
+):  # fmt: skip
+    """Computes the queries that make a far field plain attention, gain * q + key, from row `first` on in steps of 1 or -1."""
+    index, count = tl.program_id(0), tl.cdiv(rows, ROWS)
+    block, pair = index % count, index // count
+    head = pair % heads
+    row = block * ROWS + tl.arange(0, ROWS)
+    channel = tl.arange(0, WIDTH)
+    here = Q + (pair // heads).to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    there = (row < rows)[:, None] & (channel < head_dim)[None, :]
+    at = first + STEP * row
+    q = tl.load(here + at.to(tl.int64)[:, None] * q_time + channel[None, :], mask=there, other=0.0).to(tl.float32)
+    q *= load_gain(EndGains + head * end_gains_head, head_dim, WIDTH, GAIN, CHANNELS)
+    if KEY:
+        q += tl.load(TailKey + head * tail_key_head + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :]
+    store_rows(FarQ + pair.to(tl.int64) * rows * head_dim, row, rows, head_dim, q, head_dim, WIDTH)

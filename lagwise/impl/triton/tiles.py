@@ -68,6 +68,18 @@ def store_rows(X, index, count, stride, x, dim: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
+def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr):
+    """Loads a column of a gain, one number or one per channel, [1, channels]; without a gain it is one."""
+    if CHANNELS:
+        channel = tl.arange(0, WIDTH)
+        return tl.load(Gain + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :]
+    elif GAIN:
+        return tl.load(Gain).to(tl.float32)
+    else:
+        return 1.0
+
+
+@triton.jit
 def visible(
     lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
     LIMITED: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
@@ -222,18 +234,19 @@ def load_numbers(X, index, count):
 
 @triton.jit
 def load_ends(Ends, index, count, THERE: tl.constexpr):
-    """Loads ends [2, count]: what lags before the first column and after the last one see; zero where there are none."""
+    """Loads ends [count, 2]: what lags before the first column and after the last one see; zero where there are none."""
     if THERE:
-        return load_numbers(Ends, index, count), load_numbers(Ends + count, index, count)
+        entry = Ends + 2 * tl.minimum(index, count - 1)
+        return gather(entry), gather(entry + 1)
     else:
         return 0.0, 0.0
 
 
 @triton.jit
 def store_ends(Ends, index, count, past, future):
-    """Stores ends [2, count]."""
-    tl.store(Ends + index, past, mask=index < count)
-    tl.store(Ends + count + index, future, mask=index < count)
+    """Stores ends [count, 2]."""
+    tl.store(Ends + 2 * index, past, mask=index < count)
+    tl.store(Ends + 2 * index + 1, future, mask=index < count)
 
 
 @triton.jit
