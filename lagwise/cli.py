@@ -67,7 +67,8 @@ def bench_attention(
 
     For each case, plain attention, ours, and where there is one the code that people use today run in turns on the
     same tensors. The ratio is time by plain attention's time in the same turn (cuDNN's on a GPU): 1.0 would be positions
-    for free. Training is forward and backward with the gradient of the learned tables. The median of the turns counts.
+    for free. Training is forward and backward with the gradient of the learned tables, and the peak is its memory with all
+    inputs. The median of the turns counts.
 
     On a GPU the cases at T = 512 are CUDA graphs of all contenders. Lines that failed or were left out say why.
     """
@@ -174,7 +175,7 @@ def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") ->
                 for name, digits in (("forward_ms", 3), ("forward_ratio", 2), ("training_ms", 3), ("training_ratio", 2))
             ),
             f"{record['goal']:.2f}" if record["goal"] and record["contender"] == "lagwise" else "",
-            f"{record['peak_bytes'] / 2**20:.0f}",
+            f"{record['held_bytes'] / 2**20:.0f}",
         )
     table.add_section()
     return notes

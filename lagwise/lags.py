@@ -97,7 +97,7 @@ class LagTable:
 
     def fold(self, gradient: Float[Tensor, "heads width *channels"], first: int, into: "LagTable") -> None:
         """Adds to `into`, of this table's shape, the gradient of `window(first, ...)`: its transpose, without atomics."""
-        if self.heads == 1:
+        if self.heads == 1 and len(gradient) > 1:
             gradient = gradient.sum(0, keepdim=True)
         before, inside, after = self._cut(first, first + gradient.shape[1] - 1)
         into.values[:, inside] += gradient[:, before : gradient.shape[1] - after]
@@ -121,12 +121,13 @@ class LagTable:
         return LagTable(self.values.to(dtype), self.first, slopes)
 
     def zeros(self, dtype: torch.dtype) -> "LagTable":
-        """Returns a table of zeros of the same shape, to accumulate gradients in."""
-        slopes = self.slopes and (
-            torch.zeros_like(self.slopes[0], dtype=dtype),
-            torch.zeros_like(self.slopes[1], dtype=dtype),
-        )
-        return LagTable(torch.zeros_like(self.values, dtype=dtype), self.first, slopes)
+        """Returns a contiguous table of zeros of the same shape, to accumulate gradients in."""
+
+        def like(x: Tensor) -> Tensor:
+            return torch.zeros(x.shape, dtype=dtype, device=x.device)
+
+        slopes = self.slopes and (like(self.slopes[0]), like(self.slopes[1]))
+        return LagTable(like(self.values), self.first, slopes)
 
     def __add__(self, other: "LagTable") -> "LagTable":
         self._require_fit(other, self.values.shape[2:] == other.values.shape[2:])

@@ -206,7 +206,8 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Measures contenders in turns, and returns for each its facts and its numbers, or the error in place of these.
 
-    Ratios are to the first contender in the same turn.
+    Ratios are to the first contender in the same turn. `peak_bytes` is what training takes beyond the inputs and the gradient of
+    the output, `held_bytes` is with them.
     """
 
     def forward(contender: Contender) -> Callable[[], None]:
@@ -230,6 +231,7 @@ def compare(
             progress(name)
             chosen[name] = first_that_runs(attempts, training)
     device, anchor = dout.device, next(iter(contenders))
+    held = sum(x.numel() * x.element_size() for x in [*inputs, dout])
     both = measure({name: training(c) for name, c in chosen.items()}, device, repeats, progress, graph=graph)
     # What does not train is not timed forward: the numbers of a line belong together.
     trained = {name: c for name, c in chosen.items() if both[name].error is None}
@@ -246,7 +248,7 @@ def compare(
             numbers[name] = {
                 **chosen[name].facts, "forward_ms": 1000 * ahead[name].median, "training_ms": 1000 * both[name].median,
                 "forward_ratio": ahead_ratios.get(name), "training_ratio": both_ratios.get(name), "peak_bytes": both[name].peak,
-                "turns": len(both[name].seconds),
+                "held_bytes": both[name].peak + held, "turns": len(both[name].seconds),
             }  # fmt: skip
     return numbers
 

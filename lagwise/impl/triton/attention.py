@@ -134,10 +134,15 @@ def tile_gradient(
 
 
 @triton.jit
-def load_statistics(Lse, Delta, row, queries):
+def load_statistics(Lse, Delta, row, queries, SIDE: tl.constexpr):
     """Loads log-sum-exp and delta; rows that see nothing, or are none, get weights exp(logit - inf) = 0."""
-    lse, delta = load_numbers(Lse, row, queries), load_numbers(Delta, row, queries)
-    return tl.where((lse == -float("inf")) | (row >= queries), float("inf"), lse)[:, None], delta[:, None]
+    if SIDE == NEAR:
+        lse, delta = load_numbers(Lse, row, queries), load_numbers(Delta, row, queries)
+        lse = tl.where(row < queries, lse, float("inf"))
+    else:
+        lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
+        delta = tl.load(Delta + row, mask=row < queries, other=0.0)
+    return tl.where(lse == -float("inf"), float("inf"), lse)[:, None], delta[:, None]
 
 
 @triton.jit
@@ -362,7 +367,7 @@ def query_gradient_kernel(
 
     q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, WHOLE)
     dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, WHOLE)
-    lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+    lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, PAST)
     q_past, q_future, past_gain, future_gain = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
     if CHANNELS:
         dq_future = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -547,7 +552,7 @@ def key_gradient_kernel(
                 lag = key[None, :] - row[:, None] - start
                 q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, WHOLE)
                 dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, WHOLE)
-                lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+                lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, SIDE)
                 q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
                 content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, gain = tile_logits(

@@ -86,7 +86,7 @@ def scalar_gradient_kernel(
         k = load_rows(K, key, keys, k_time, head_dim, WIDTH, False)
         v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, False)
         dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
-        lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries)
+        lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, NEAR)
         q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
         content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
         logits, _gain = tile_logits(

@@ -31,7 +31,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "scalar": {64: (64, 64, 4, 3), 128: (64, 64, 8, 2), 256: (32, 32, 4, 1)},
     "scored forward": {64: (64, 32, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
-    "keyed key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+    "valued query": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "keyed key": {64: (64, 32, 4, 3), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 }
 # Products of float32 run on the ordinary units, one instruction per number: larger tiles would compile for minutes.
@@ -195,8 +196,14 @@ class Plan:
     def tile(self, kind: str) -> tuple[int, int, int, int]:
         if not DIRECT.value:
             return INTERPRETED
-        whole = f"keyed {kind}" if self.tables.key is not None and kind == "key" else f"scored {kind}" if self.scored else kind
-        special = whole if self.only is None else f"band {kind}"
+        if self.only is not None:
+            special = f"band {kind}"
+        elif kind == "key" and (self.tables.key is not None or self.channels):
+            special = "keyed key"
+        elif kind == "query" and self.tables.value is not None:
+            special = "valued query"
+        else:
+            special = f"scored {kind}" if self.scored else kind
         tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES.get(special, TILES[kind])
         return tiles[max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
 
@@ -256,9 +263,16 @@ def empty_scores(x: Tensor, lags: int) -> Tensor:
 def products(x: Tensor, table: Tensor) -> Tensor:
     """Returns the scores of x, [batch, heads, time, channels], with a table, [heads or 1, lags, channels]."""
     scores = empty_scores(x, table.shape[1])
-    table = table.expand(*x.shape[:2], *table.shape[1:])
-    torch.bmm(x.flatten(0, 1), table.flatten(0, 1).mT, out=scores.flatten(0, 1))
+    if len(table) == 1:
+        torch.mm(x.flatten(0, 2), table[0].mT, out=scores.flatten(0, 2))
+    else:
+        torch.bmm(x.flatten(0, 1), per_pair(table, x).mT, out=scores.flatten(0, 1))
     return scores
+
+
+def per_pair(table: Tensor, x: Tensor) -> Tensor:
+    """Repeats a table for each batch row of x, [batch * heads, lags, channels]."""
+    return table.expand(*x.shape[:2], *table.shape[1:]).flatten(0, 1)
 
 
 def ends_of(scores: Tensor) -> Tensor:
@@ -282,12 +296,13 @@ def per_key_head(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
 
 
-def summed_products(a: Tensor, b: Tensor) -> Tensor:
-    """Returns the sum over batch and time of a's columns times b's, [heads, columns of a, columns of b], in float32."""
+def summed_products(a: Tensor, b: Tensor, heads: int) -> Tensor:
+    """Returns the sum over batch and time, for one head over heads as well, of a's columns times b's, [heads, a's, b's]."""
     if a.is_cuda and a.dtype != torch.float32:
         found = torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1), out_dtype=torch.float32)
-        return found.unflatten(0, a.shape[:2]).sum(0)
-    return (a.float().mT @ b.float()).sum(0)
+    else:
+        found = torch.bmm(a.float().flatten(0, 1).mT, b.float().flatten(0, 1))
+    return found.sum(0, keepdim=True) if heads == 1 else found.unflatten(0, a.shape[:2]).sum(0)
 
 
 def forward(call: Lowered) -> list[Tensor]:
@@ -368,7 +383,7 @@ def differentiate(
     if plan.tables.value is not None and tables.value is not None:
         masses = rows["ValueMasses"] if far is None else far.masses
         weights = add_ends(given.pop("ValueScores"), masses)
-        plan.tables.value.fold(summed_products(weights, dout), plan.value_first, tables.value)
+        plan.tables.value.fold(summed_products(weights, dout, tables.value.heads), plan.value_first, tables.value)
     if plan.scored:
         _score_gradients(plan, given, key_ends, rows["DQueryEnds"] if far is None else far.changes, found, tables)
     if plan.channels:
@@ -379,11 +394,12 @@ def differentiate(
 
 def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tensor, table: Tensor, scale: float) -> None:
     """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
-    table = table.expand(*dscores.shape[:2], *table.shape[1:]).flatten(0, 1)
-    if raw is None:
-        found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), table, alpha=scale)
+    if raw is not None:
+        found[f"raw_{name}"] = scale * (dscores @ table)
+    elif len(table) == 1:
+        found[name].flatten(0, 2).addmm_(dscores.flatten(0, 2), table[0], alpha=scale)
     else:
-        found[f"raw_{name}"] = (scale * torch.bmm(dscores.flatten(0, 1), table)).unflatten(0, dscores.shape[:2])
+        found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), per_pair(table, dscores), alpha=scale)
 
 
 def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -422,7 +438,7 @@ def _score_gradients(
         dscores = given["DKeyScores"]
         if plan.only is None and key_ends is not None:
             add_ends(dscores, key_ends)
-        gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads))
+        gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads), tables.key.heads)
         plan.tables.key.fold(gradient, plan.band_first, tables.key)
         _add(found, "k", plan.call.raw_k, dscores, plan.table("key"), scale)
     dscores = plan.arguments.pop("BandScores")
@@ -430,7 +446,8 @@ def _score_gradients(
         _channel_gradients(plan, dscores, found, tables)
     if plan.tables.query is not None and tables.query is not None:
         add_ends(dscores, query_ends)
-        plan.tables.query.fold(scale * summed_products(dscores, plan.raw_q), plan.band_first, tables.query)
+        gradient = scale * summed_products(dscores, plan.raw_q, tables.query.heads)
+        plan.tables.query.fold(gradient, plan.band_first, tables.query)
         _add(found, "q", plan.call.raw_q, dscores, plan.table("query"), scale)
 
 

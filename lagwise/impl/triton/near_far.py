@@ -220,7 +220,7 @@ def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None
         side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
     if tables.gain is not None:
         # Of all products of a channel of dq with one of q, those of the same channel.
-        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows)).diagonal(dim1=1, dim2=2)
+        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows), tables.gain.heads).diagonal(dim1=1, dim2=2)
         side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
 
 
