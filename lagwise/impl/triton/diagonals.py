@@ -51,7 +51,7 @@ def scalar_gradient_kernel(
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
     BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr,
-    LIMITED: tl.constexpr,
+    FAR: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more."""
     part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
@@ -93,7 +93,7 @@ def scalar_gradient_kernel(
             content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
             heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
             queries, keys, first, last, KeyMask + batch.to(tl.int64) * keys, SequenceStart, SequenceEnd,
-            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, True,
+            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, FAR,
         )  # fmt: skip
         logits += tl.where((key >= 0) & (key < keys), 0.0, -float("inf"))[None, :]
         _weights, dlogits = tile_gradient(

@@ -171,14 +171,18 @@ class Plan:
 
     def score(self) -> None:
         """Computes the scores of the band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
+        found: dict[str, Tensor] = {}
         if self.tables.query is not None:
-            scores = self.arguments["BandScores"] = products(self.raw_q, self.table("query"))
-            self.arguments["QueryEnds"] = ends_of(scores)
+            found["BandScores"] = products(self.raw_q, self.table("query"))
         elif self.channels:
-            self.arguments["BandScores"] = empty_scores(self.q, self.arguments["band_lags"])
+            found["BandScores"] = empty_scores(self.q, self.arguments["band_lags"])
         if self.tables.key is not None:
-            scores = self.arguments["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"))
-            self.arguments["KeyEnds"] = ends_of(scores)
+            found["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"))
+        if self.only is None and self.tables.query is not None:
+            found["QueryEnds"] = ends_of(found["BandScores"])
+        if self.only is None and self.tables.key is not None:
+            found["KeyEnds"] = ends_of(found["KeyScores"])
+        self.arguments |= found
         if self.channels:
             sizes, rows, warps = self.runs(loads_gain=True)
             grid = (blocks(self.queries, rows), blocks(self.arguments["band_lags"], LAGS), self.batch * self.heads)
