@@ -1,6 +1,7 @@
 """Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -58,7 +59,13 @@ def backend(q: Tensor, k: Tensor) -> str:
     if torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.is_available():
         return "flash"
     large = min(q.shape[2], k.shape[2]) >= CUDNN_LEAST
-    return "cudnn" if large and torch.cuda.get_device_capability(q.device)[0] >= 9 else "flash"
+    return "cudnn" if large and hopper(q.device) else "flash"
+
+
+@cache
+def hopper(device: torch.device) -> bool:
+    """Says whether a GPU is of the Hopper generation or later."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -95,7 +102,8 @@ def attend_backward(
     q, k, v = padded(q, k, v)
     out, dout = (widened(x, v.shape[3]) for x in (out, dout))
     lse = lse.contiguous()
-    none = torch.zeros((), dtype=torch.int64, device=q.device)
+    # Where a dropout mask would start, if there were one.
+    none = torch.empty((), dtype=torch.int64, device=q.device)
     shape = (None, None, q.shape[2], k.shape[2])
     match backend(q, k):
         case "cpu-flash":

@@ -135,7 +135,7 @@ def parts_of(call: Lowered) -> Iterator[tuple[slice, slice, Part]]:
 
     def part(batch: slice, time: slice, query_start: int) -> Part:
         def cut(x: Tensor) -> Tensor:
-            return x[batch, :, time]
+            return x if batch == time == everything else x[batch, :, time]
 
         q, k = cut(call.q), cut(call.k)
         first, last = visible_lags(q.shape[2], k.shape[2], query_start=query_start, causal=call.causal, window=window)

@@ -1,5 +1,7 @@
 """The fast implementations as registered operators, so that `torch.compile` traces around them."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +18,21 @@ _ARGUMENTS = (
 )
 
 
+@contextmanager
+def own_context(q: Tensor) -> Iterator[None]:
+    """Switches autocast off and to the device of q, where that is needed.
+
+    A call has been cast already, and its sums stay in their own type. Kernels run on the current device.
+    """
+    kind = q.device.type
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if q.is_cuda and q.device.index != torch.cuda.current_device():
+            stack.enter_context(torch.cuda.device(q.device))
+        yield
+
+
 def _register(name: str, module: str) -> None:
     """Registers `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...], and its backward.
 
@@ -28,18 +45,16 @@ def _register(name: str, module: str) -> None:
     torch.library.define(f"lagwise::{name}", f"({_ARGUMENTS}) -> Tensor[]")
     torch.library.define(f"lagwise::{name}_backward", f"(Tensor[] saved, Tensor dout, Tensor? dlse, {_ARGUMENTS}) -> Tensor[]")
 
-    # The call has been cast already, and the sums stay in their own type. Kernels run on the device of the tensors, which need
-    # not be the current one.
     @torch.library.impl(f"lagwise::{name}", "CompositeExplicitAutograd")
     def forward(*arguments):
         call = Lowered(*arguments)
-        with torch.autocast(call.q.device.type, enabled=False), torch.cuda.device_of(call.q):
+        with own_context(call.q):
             return implementation().forward(call)
 
     @torch.library.impl(f"lagwise::{name}_backward", "CompositeExplicitAutograd")
     def backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
         call = Lowered(*arguments)
-        with torch.autocast(call.q.device.type, enabled=False), torch.cuda.device_of(call.q):
+        with own_context(call.q):
             return implementation().backward(call, saved, dout, dlse)
 
     @torch.library.register_fake(f"lagwise::{name}")

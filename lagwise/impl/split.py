@@ -49,11 +49,11 @@ class Side:
 
     def first(self, x: Tensor, count: int) -> Tensor:
         """Returns the start of a tensor's time as this side sees it."""
-        return self.seen(x[:, :, x.shape[2] - count :] if self.mirrored else x[:, :, :count])
+        return self.seen(x.narrow(2, x.shape[2] - count if self.mirrored else 0, count))
 
     def last(self, x: Tensor, count: int) -> Tensor:
         """Returns the end of a tensor's time as this side sees it."""
-        return self.seen(x[:, :, :count] if self.mirrored else x[:, :, x.shape[2] - count :])
+        return self.seen(x.narrow(2, 0 if self.mirrored else x.shape[2] - count, count))
 
     def original(self, time: slice, count: int) -> slice:
         """Returns a slice of this side's time in the call's order of time."""

@@ -74,13 +74,14 @@ def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     side = field.side
     q = _far_queries(part, field)
     k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    if len(field.pieces) == 1:
+        # It is all of the field.
+        out, lse = far.attend(q, k, v, causal=field.pieces[0].causal, scale=part.scale)
+        return out.contiguous(), lse.contiguous()
     found = [
         far.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
         for piece in field.pieces
     ]
-    if len(found) == 1:
-        ((out, lse),) = found
-        return out.contiguous(), lse.contiguous()
     # Several pieces may hold the same rows; they are merged in float32 and rounded once.
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
@@ -185,6 +186,8 @@ def _field_backward(
     if value is not None:
         out = (out.float() - value).to(out.dtype)
     dlse = None if dlse is None else side.last(dlse, field.rows)
+    if len(field.pieces) == 1:
+        return far.attend_backward(dout, q, k, v, out, lse, dlse, causal=field.pieces[0].causal, scale=part.scale)
     found = [
         far.attend_backward(
             dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, :, rows],
@@ -192,8 +195,6 @@ def _field_backward(
         )
         for rows, keys, causal in field.pieces
     ]  # fmt: skip
-    if len(found) == 1:
-        return found[0]
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     for (rows, keys, _), (piece_dq, piece_dk, piece_dv) in zip(field.pieces, found, strict=True):
         dq[:, :, rows] += piece_dq
