@@ -115,6 +115,15 @@ def terms_of_seed(encoding, seed):
     return encoding.terms(-5, 5, scale=1.0, seed=torch.tensor(seed)).bias.values
 
 
+@pytest.mark.parametrize("name", ["t5", "at5", "shaw", "rotary"])
+def test_encodings_that_are_not_random_leave_the_generator_alone(name):
+    encoding, q = make_encoding(name, heads=2), torch.randn(1, 2, 9, 8)
+    assert not encoding.random and (encoding + make_encoding("sine-spe", heads=2)).random
+    before = torch.get_rng_state()
+    lagwise.attention(q, q, q, encoding.train())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_training_draws_fresh_codes_and_evaluation_keeps_them():
     encoding = make_encoding("sine-spe")
     q = torch.randn(1, 4, 9, 8)

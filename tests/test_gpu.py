@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -290,21 +291,53 @@ def stress_call(case: int, draw: random.Random) -> tuple[list[torch.Tensor], lag
     return [q, k, v], lagwise.Terms(**made, transform=transform), options
 
 
-@pytest.mark.parametrize("case", range(len(STRESS_TABLES)))
-def test_triton_stress(case, poisoned):
-    """Many random shapes, tables, masks and offsets: 520 calls over all cases."""
-    draw = random.Random(1000 + case)
+def stress(impl: str, calls: Iterable[tuple[list[torch.Tensor], lagwise.Terms, dict]]) -> None:
+    """Compares calls with the specification and tells of all that fail."""
     failures = []
-    for index in range(STRESS_SHAPES):
-        torch.manual_seed(100 * case + index)
-        (q, k, v), terms, options = stress_call(case, draw)
+    for index, ((q, k, v), terms, options) in enumerate(calls):
         options = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         try:
-            budget("triton", q.cuda(), k.cuda(), v.cuda(), on_gpu(terms), **options)
+            budget(impl, q.cuda(), k.cuda(), v.cuda(), on_gpu(terms), **options)
         except AssertionError as error:
             lags = {name: (table.first, table.last) for name, table in terms.tables().items()}
             failures.append(f"{index}: q {tuple(q.shape)}, k {tuple(k.shape)}, {lags}, {options}: {error}")
     assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("case", range(len(STRESS_TABLES)))
+def test_triton_stress(case, poisoned):
+    """Many random shapes, tables, masks and offsets: 520 calls over all cases."""
+    draw = random.Random(1000 + case)
+
+    def calls():
+        for index in range(STRESS_SHAPES):
+            torch.manual_seed(100 * case + index)
+            yield stress_call(case, draw)
+
+    stress("triton", calls())
+
+
+SPLIT_TABLES = [SCALARS, ("bias",), ("gain", "key"), ("query", "value"), CHANNELS]
+
+
+@pytest.mark.parametrize("tables", SPLIT_TABLES, ids=words)
+def test_split_stress(tables, poisoned):
+    """Random lengths, offsets and tables that lie anywhere; the far fields have from no row to all of them."""
+    draw = random.Random(len(tables))
+
+    def calls():
+        for index in range(12):
+            torch.manual_seed(index)
+            group, queries = draw.choice([1, 2]), draw.choice([draw.randint(20, 90), draw.randint(90, 500)])
+            keys = draw.choice([queries, draw.randint(20, 500)])
+            made = make_terms(*tables, heads=2 * group, head_dim=64, value_dim=64, max_lag=draw.choice([0, 5, 40]))
+            shift = draw.choice([0, 0, draw.randint(-60, 60)])
+            moved = {name: lagwise.LagTable(table.values, table.first + shift) for name, table in made.tables().items()}
+            shapes = [(2, 2 * group, queries, 64), (2, 2, keys, 64), (2, 2, keys, 64)]
+            options = {"causal": draw.random() < 0.4, "query_start": draw.choice([0, 0, keys - queries, draw.randint(-40, keys)])}
+            yield [torch.randn(shape).to(BF16) for shape in shapes], lagwise.Terms(**moved), options
+
+    stress("split", calls())
 
 
 @pytest.mark.parametrize("name", ["t5", "huang4", "shaw", "huang3"])

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from oracle import assert_within_budget, make_encoding, make_terms
 
 import lagwise
-from lagwise.impl import support
+from lagwise.impl import far, support
 
 # The Triton kernels have files of their own: test_triton.py and test_gpu.py.
 FAST = [impl for impl in support.IMPLEMENTATIONS if impl not in ("dense", "triton")]
@@ -217,6 +219,23 @@ def test_memory_grows_with_the_length_and_not_with_its_square(impl):
 
     assert largest(4096) <= 2.2 * largest(2048)
     assert largest(4096) < 4096 * 4096 / 2
+
+
+@given(queries=st.integers(1, 12), keys=st.integers(1, 12), limit=st.integers(-15, 15))
+def test_pieces_of_a_far_field_hold_each_pair_once(queries, keys, limit):
+    rows, seen = far.extent(queries, keys, limit)
+    count = torch.zeros(queries, keys, dtype=torch.int64)
+    for piece in far.pieces(queries, keys, limit):
+        height, width = piece.rows.stop - piece.rows.start, piece.keys.stop - piece.keys.start
+        assert height > 0 and width > 0 and (not piece.causal or height == width)
+        inside = torch.ones(height, width, dtype=torch.int64)
+        count[piece.rows, piece.keys] += inside.tril() if piece.causal else inside
+        assert piece.rows.start >= queries - rows and piece.keys.stop <= seen
+    lag = torch.arange(keys) - torch.arange(queries)[:, None]
+    assert torch.equal(count, (lag <= limit).long())
+    # A square band's far field is one triangle: one call of the vendor's kernel.
+    if queries == keys and limit <= 0:
+        assert len(list(far.pieces(rows, seen, limit + queries - rows))) <= 1
 
 
 def test_auto_says_what_it_takes_and_why():

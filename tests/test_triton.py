@@ -242,6 +242,46 @@ def test_split_with_its_band_on_the_kernels(tables, shape, max_lag, options, mon
     check(tables, shape, max_lag, impl="split", **options)
 
 
+@pytest.mark.parametrize("first", [-30, 12])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_a_table_beyond_what_a_window_sees(name, first):
+    terms = lagwise.Terms(**{name: lagwise.LagTable(torch.randn(1, 4, 8), first)})
+    assert_within_budget("triton", *tensors(queries=40), terms, window=(6, 6))
+
+
+def test_scores_have_room_for_the_lags_of_all_tables():
+    """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
+    from lagwise.impl.lowering import lower
+    from lagwise.impl.triton.launch import PADDING, Plan, empty_scores
+
+    terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
+    q, k, v = tensors(queries=500)
+    options = {"causal": False, "window": None, "query_start": 0, "key_mask": None, "cu_seqlens": None}
+    plan = Plan(lower(q, k, v, terms, scale=1.0, dropout=0.0, seed=None, **options))
+    scores = empty_scores(k, 16, plan.room)
+    numbers = scores.untyped_storage().nbytes() // 4
+    assert scores.storage_offset() >= 450 - 4 + PADDING
+    assert numbers - scores.storage_offset() - scores.numel() >= 450 - 4 + PADDING
+
+
+def test_launches_tell_apart_all_that_kernels_are_compiled_for():
+    from triton.runtime.jit import JITFunction
+
+    from lagwise.impl.triton.attention import NUMBERS, forward_kernel
+    from lagwise.impl.triton.run import signature, stride_kind, wide
+
+    # As it is outside the interpreter.
+    found = signature(JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS))
+    places = [*found.constants, *found.tensors, *found.strides, *found.numbers]
+    assert sorted(places) == list(range(len(found.names)))
+    assert [found.names[i] for i in found.strides] == [f"{x}_{axis}" for x in "qkv" for axis in ("batch", "head", "time")]
+    assert {found.names[i] for i in found.tensors} >= {"Q", "Bias", "KeyMask"} and "scale" in [
+        found.names[i] for i in found.numbers
+    ]
+    assert len({stride_kind(x) for x in (1, 3, 64, 2**31, 2**31 + 1)}) == 5
+    assert wide(2**31) and wide(-(2**31) - 1) and not wide(2**31 - 1) and not wide(0.125)
+
+
 def test_strides_do_not_matter():
     base = [torch.randn(2, 33, 1, 16).transpose(1, 2)[..., ::2] for _ in range(3)]
     assert not base[0].is_contiguous()

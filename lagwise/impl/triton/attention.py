@@ -468,13 +468,14 @@ def query_gradient_kernel(
         clear_scores(BandScores, row, queries, 1, start + band_first, near, beyond, band_lags, band_lags, 0.0, KEYS)
     if VALUE:
         clear_scores(ValueScores, row, queries, 1, start + value_first, near, beyond, value_lags, value_lags, 0.0, KEYS)
+    if VALUE and FAR:
         store_ends(ValueMasses + base * 2 * queries, row, queries, past_mass, future_mass)
-    if QUERY:
+    if QUERY and FAR:
         store_ends(DQueryEnds + base * 2 * queries, row, queries, past_query, future_query)
     DScalarEnds += base * 6 * queries
-    if BIAS:
+    if BIAS and FAR:
         store_ends(DScalarEnds, row, queries, past_bias, future_bias)
-    if GAIN:
+    if GAIN and FAR:
         store_ends(DScalarEnds + 2 * queries, row, queries, past_gains * scale, future_gains * scale)
     if SLOPES:
         store_ends(DScalarEnds + 4 * queries, row, queries, past_slope, future_slope)

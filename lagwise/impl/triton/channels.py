@@ -52,7 +52,7 @@ def load_runs(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, L
 
 
 @triton.jit
-def load_gain(pointer, dim: tl.constexpr, WIDTH: tl.constexpr):
+def lag_gain(pointer, dim: tl.constexpr, WIDTH: tl.constexpr):
     """Loads the weights of the channels at a lag, [1, WIDTH]."""
     channel = tl.arange(0, WIDTH)
     return tl.load(pointer + channel, mask=channel < dim, other=0.0)[None, :]
@@ -107,7 +107,7 @@ def channel_scores_kernel(
         k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
         scores = ()
         for step in tl.static_range(STEP):
-            gain = load_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
             column = ()
             for place in tl.static_range(LENGTH):
                 column += (tl.sum(q[place] * gain * k[place + step], 1),)
@@ -143,7 +143,7 @@ def channel_query_gradient_kernel(
         for place in tl.static_range(LENGTH):
             dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, STEP),)
         for step in tl.static_range(STEP):
-            gain = load_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
                 changed += (dq[place] + dscore[place][step] * gain * k[place + step],)
@@ -182,7 +182,7 @@ def channel_key_gradient_kernel(
             dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), STEP),)
             pointers += band_lags
         for step in tl.static_range(STEP):
-            gain = load_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
                 changed += (dk[place] + dscore[place + STEP - 1 - step][step] * gain * q[place + STEP - 1 - step],)

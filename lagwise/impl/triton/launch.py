@@ -39,8 +39,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
 FLOAT32_TILES = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
 # The interpreter has no registers to fill: small tiles leave less to compute in vain.
 INTERPRETED = (16, 16, 1, 1)
-# Entries that a padded table has beyond the near lags, and scores beside them: tiles that touch the near lags and have at most so
-# many queries and keys together stay inside.
+# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
+# stay inside.
 PADDING = 256
 # Programs of the diagonal sums, enough to fill a GPU, and how many of their sums and columns a program adds up at a time.
 DIAGONAL_PROGRAMS = 2048
@@ -89,6 +89,8 @@ class Plan:
         if call.causal:
             # Beyond the near tiles nothing is masked.
             near_first, near_last = min(near_first, last), max(near_last, last)
+        # Near tiles gather scores at all near lags: there must be room for them, a multiple that keeps the scores aligned.
+        self.room = (1 + blocks(near_last - near_first + 1, PADDING)) * PADDING
         self.arguments: dict[str, Any] = {
             **dict.fromkeys(POINTERS, q), **dict.fromkeys(FAR_NUMBERS, 0), "SIDES": 0, "Q": q, "K": k, "V": v,
             **strides("q", q), **strides("k", k), **strides("v", v),
@@ -173,11 +175,11 @@ class Plan:
         """Computes the scores of the band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
         found: dict[str, Tensor] = {}
         if self.tables.query is not None:
-            found["BandScores"] = products(self.raw_q, self.table("query"))
+            found["BandScores"] = products(self.raw_q, self.table("query"), self.room)
         elif self.channels:
-            found["BandScores"] = empty_scores(self.q, self.arguments["band_lags"])
+            found["BandScores"] = empty_scores(self.q, self.arguments["band_lags"], self.room)
         if self.tables.key is not None:
-            found["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"))
+            found["KeyScores"] = products(per_query_head(self.raw_k, self.heads), self.table("key"), self.room)
         if self.only is None and self.tables.query is not None:
             found["QueryEnds"] = ends_of(found["BandScores"])
         if self.only is None and self.tables.key is not None:
@@ -258,15 +260,15 @@ def strides(name: str, x: Tensor) -> dict[str, int]:
     return {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_time": x.stride(2)}
 
 
-def empty_scores(x: Tensor, lags: int) -> Tensor:
-    """Returns room for the scores of x, [batch, heads, time, lags], with more beside it for the lags of tiles beyond it."""
+def empty_scores(x: Tensor, lags: int, room: int) -> Tensor:
+    """Returns space for the scores of x, [batch, heads, time, lags], with some room before and after it."""
     shape = (*x.shape[:3], lags)
-    return x.new_empty(math.prod(shape) + 2 * PADDING)[PADDING:-PADDING].view(shape)
+    return x.new_empty(math.prod(shape) + 2 * room)[room:-room].view(shape)
 
 
-def products(x: Tensor, table: Tensor) -> Tensor:
-    """Returns the scores of x, [batch, heads, time, channels], with a table, [heads or 1, lags, channels]."""
-    scores = empty_scores(x, table.shape[1])
+def products(x: Tensor, table: Tensor, room: int) -> Tensor:
+    """Returns the scores of x, [batch, heads, time, channels], with a table, [heads or 1, lags, channels], amid some room."""
+    scores = empty_scores(x, table.shape[1], room)
     if len(table) == 1:
         torch.mm(x.flatten(0, 2), table[0].mT, out=scores.flatten(0, 2))
     else:
@@ -374,13 +376,13 @@ def differentiate(
     tables = Terms(**zeros)
     given: dict[str, Any] = {"Dout": dout, **strides("dout", dout), "Lse": lse, "Delta": delta}
     if plan.tables.value is not None:
-        given["ValueScores"] = products(dout, plan.arguments["Value"])
+        given["ValueScores"] = products(dout, plan.arguments["Value"], plan.room)
         given["ValueEnds"] = ends_of(given["ValueScores"])
     sums = diagonal_sums(plan, given)
     if plan.tables.key is not None:
-        # Gradients stand where the scores were, unless there are pairs that no program looks at.
+        # Gradients stand where the scores were, unless there are columns or pairs that no program looks at.
         scores = plan.arguments["KeyScores"]
-        whole = not (plan.arguments["MASK"] or plan.arguments["PACKED"])
+        whole = plan.band_first >= plan.first and not (plan.arguments["MASK"] or plan.arguments["PACKED"])
         given["DKeyScores"] = scores if whole else torch.zeros_like(scores)
     found, key_ends = _key_gradients(plan, given)
     found["q"], rows = _query_gradients(plan, given)
@@ -425,7 +427,7 @@ def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[st
     def ends(*shape: int) -> Tensor:
         return torch.empty(*lse.shape[:2], *shape, lse.shape[2], 2, dtype=torch.float32, device=lse.device)
 
-    rows = {"DScalarEnds": ends(3), "DQueryEnds": ends(), "ValueMasses": ends()}
+    rows = {"DScalarEnds": ends(3), "DQueryEnds": ends(), "ValueMasses": ends()} if plan.only is None else {}
     if plan.channels:
         count = blocks(plan.queries, plan.tile("query")[0])
         rows["DGainEnds"] = torch.empty(*lse.shape[:2], count, 2, plan.arguments["WIDTH"], device=lse.device)

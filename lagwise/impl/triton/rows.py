@@ -91,13 +91,13 @@ def load_far(
     return out, lse
 
 
-FAR_NUMBERS = [
+ROW_NUMBERS = [
     "heads", "queries", "past_rows", "future_rows", "tail_bias_head", "tail_bias_last", "tail_query_head", "tail_query_last",
     "tail_value_head", "tail_value_last", "scale",
 ]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=FAR_NUMBERS)
+@triton.jit(do_not_specialize=ROW_NUMBERS)
 def merge_kernel(
     Near, NearLse, PastOut, PastLse, FutureOut, FutureLse, Out, Lse, RawQ, TailBias, TailQuery, TailValue,
     raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
@@ -140,7 +140,7 @@ def merge_kernel(
     tl.store(Lse + base + row, lse, mask=there)
 
 
-@triton.jit(do_not_specialize=FAR_NUMBERS)
+@triton.jit(do_not_specialize=ROW_NUMBERS)
 def far_ends_kernel(
     Out, Lse, Dout, Dlse, PastOut, PastLse, FutureOut, FutureLse, RawQ, TailBias, TailQuery, TailValue,
     Delta, Changes, Masses, PlainPastLse, PlainFutureLse,

@@ -148,7 +148,7 @@ def lag_scores(Scores, index, count, lag, first, lags):
 
     `index` says of each pair which query, or which key, it has: among the neighbours of a tile the columns of one query go up
     with the key, those of one key go down with the query, and both lie side by side. Lags of a tile that are beyond the columns
-    read what lies beside them: scores have room for that before the first row and after the last.
+    read what lies beside them: scores have room for all near lags before the first row and after the last.
     """
     row = tl.minimum(index, count - 1).to(tl.int64)
     return gather(Scores + row * lags + (lag - first))
