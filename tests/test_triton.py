@@ -257,7 +257,7 @@ def test_scores_have_room_for_the_lags_of_all_tables():
     terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
     q, k, v = tensors(queries=500)
     options = {"causal": False, "window": None, "query_start": 0, "key_mask": None, "cu_seqlens": None}
-    plan = Plan(lower(q, k, v, terms, scale=1.0, dropout=0.0, seed=None, **options))
+    plan = Plan(lower(q, k, v, terms, scale=1.0, dropout=0.0, seed=None, **options), terms)
     scores = empty_scores(k, 16, plan.room)
     numbers = scores.untyped_storage().nbytes() // 4
     assert scores.storage_offset() >= 450 - 4 + PADDING
@@ -289,6 +289,20 @@ def test_strides_do_not_matter():
     base = [torch.randn(1, 20, 2, 8).transpose(1, 2) for _ in range(3)]
     assert base[0].stride(3) == 1
     assert_within_budget("triton", *base, make_terms(*CHANNELS, heads=2))
+
+
+def test_strides_do_not_matter_to_split(monkeypatch):
+    from lagwise.impl import split
+
+    monkeypatch.setattr(split, "fused", lambda call: True)
+    base = [torch.randn(1, 33, 2, 16).transpose(1, 2)[..., ::2] for _ in range(3)]
+    for tables in (SCALARS, CHANNELS):
+        made = make_terms(*tables, heads=2, max_lag=3).tables()
+        turned = {
+            name: lagwise.LagTable(table.values.transpose(0, 1).contiguous().transpose(0, 1), table.first)
+            for name, table in made.items()
+        }
+        assert_within_budget("split", *base, lagwise.Terms(**turned))
 
 
 @pytest.mark.parametrize("tables", [("bias", "gain"), ("bias", "channel gain")], ids=words)

@@ -128,7 +128,7 @@ def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
         Side(part.tables, part.query_start + min(low - 1, part.last), mirrored=False),
         Side(part.tables, keys - queries - part.query_start - (high + 1), mirrored=True),
     ]
-    return (low, min(high, part.last)), sides[: far_sides(call)]
+    return (low, min(high, part.last)), sides[: 1 if call.causal else 2]
 
 
 def fused(call: Lowered) -> bool:

@@ -57,10 +57,10 @@ LAGS, WARP_CHANNELS = 64, 256
 class Plan:
     """What the kernels of a call share: its bands, numbers, flags, and scores.
 
-    `only` limits the lags that are computed to a band, the near part of `split`.
+    `tables` are the call's; `only` limits the lags that are computed to a band, the near part of `split`.
     """
 
-    def __init__(self, call: Lowered, only: tuple[int, int] | None = None):
+    def __init__(self, call: Lowered, tables: Terms, only: tuple[int, int] | None = None):
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
         self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
         self.batch, self.heads, self.queries, head_dim = q.shape
@@ -74,7 +74,7 @@ class Plan:
         if only is not None:
             first, last = max(first, only[0]), min(last, only[1])
         self.first, self.last = first, last
-        self.tables = tables_of(call)
+        self.tables = tables
         self.bands: dict[str, Tensor] = {}
         gain = self.tables.gain
         self.channels = gain is not None and gain.values.shape[2] > 1
@@ -314,7 +314,7 @@ def summed_products(a: Tensor, b: Tensor, heads: int) -> Tensor:
 def forward(call: Lowered) -> list[Tensor]:
     """Returns the output and the log-sum-exp."""
     out, lse = outputs(call)
-    attend(Plan(call), out, lse)
+    attend(Plan(call, tables_of(call)), out, lse)
     return [out, lse]
 
 
@@ -331,7 +331,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     """Returns the gradients of the tensors that the call has."""
     out, lse = saved
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
-    plan = Plan(call)
+    plan = Plan(call, tables_of(call))
     found, tables = differentiate(plan, dout, lse, delta(dout, out, dlse))
     return gradients(call, found, tables)
 

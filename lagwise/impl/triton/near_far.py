@@ -57,14 +57,14 @@ def forward(call: Lowered) -> list[Tensor]:
     out, lse = _results(call, part.q.shape[2])
     nothing = _results(call, 0)
     if not sides:
-        attend(Plan(call), out, lse)
+        attend(Plan(call, part.tables), out, lse)
         return [out, lse, *nothing, *nothing]
     # The far fields come first: while they run, the host prepares the rest.
     fields = fields_of(part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
-    attend(Plan(call, band), near_out, near_lse)
+    attend(Plan(call, part.tables, band), near_out, near_lse)
     given = {**_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse}
     run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
     return [out, lse, *found]
@@ -103,21 +103,22 @@ def _far_queries(part: Part, field: Field) -> Tensor:
         "first": field.rows - 1 if side.mirrored else queries - field.rows, "STEP": -1 if side.mirrored else 1,
         "head_dim": head_dim, "WIDTH": width(head_dim), "ROWS": ROWS, "KEY": tables.key is not None,
         "GAIN": tables.gain is not None, "CHANNELS": tables.gain is not None and tables.gain.values.shape[2] > 1,
-        **_ends("end_gains", "EndGains", part, "gain"), **_ends("tail_key", "TailKey", part, "key"),
     }  # fmt: skip
-    if side.mirrored:
-        for pointer, last in (("EndGains", "end_gains_last"), ("TailKey", "tail_key_last")):
-            given[pointer] = given[pointer].flatten()[given[last] :]
+    for word, pointer, name in (("end_gains", "EndGains", "gain"), ("tail_key", "TailKey", "key")):
+        given |= _ends(word, pointer, part, name)
+        if side.mirrored and given[name.upper()]:
+            given[pointer] = given[pointer][:, -1]
     run(far_queries_kernel, (blocks(field.rows, ROWS), batch * heads), given, warps=4, stages=1)
     return found
 
 
 def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict[str, Any]:
     """Returns what the kernels on rows read of the far fields and of the tables' tails."""
-    q, v, tables = part.q, part.v, part.tables
+    v, tables = part.v, part.tables
+    q = part.raw_q if part.raw_q.stride(3) == 1 else part.raw_q.contiguous()
     given: dict[str, Any] = {
-        "RawQ": part.raw_q, **strides("raw_q", part.raw_q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.scale,
-        "head_dim": part.raw_q.shape[3], "value_dim": v.shape[3], "WIDTH": width(part.raw_q.shape[3]),
+        "RawQ": q, **strides("raw_q", q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.scale,
+        "head_dim": q.shape[3], "value_dim": v.shape[3], "WIDTH": width(q.shape[3]),
         "VALUE_WIDTH": width(v.shape[3]), "ROWS": ROWS, "SIDES": len(fields),
         "PastOut": saved[0], "PastLse": saved[1], "FutureOut": saved[2], "FutureLse": saved[3],
         "past_rows": saved[1].shape[2], "future_rows": saved[3].shape[2],
@@ -135,7 +136,7 @@ def _ends(word: str, pointer: str, part: Part, name: str) -> dict[str, Any]:
     table = getattr(part.tables, name)
     if table is None:
         return {pointer: part.q, f"{word}_head": 0, f"{word}_last": 0}
-    values = table.values.contiguous()
+    values = table.values if table.values.ndim == 2 or table.values.stride(2) == 1 else table.values.contiguous()
     return {
         pointer: values, f"{word}_head": values.stride(0) if len(values) > 1 else 0,
         f"{word}_last": (values.shape[1] - 1) * values.stride(1),
@@ -166,7 +167,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     }  # fmt: skip
     run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
-    plan = Plan(call, band)
+    plan = Plan(call, part.tables, band)
     plan.arguments |= _far_gradients(part, found)
     known, tables = differentiate(plan, dout, lse, delta, ends)
     for field, (dq, _, _) in zip(fields, found, strict=True):
