@@ -25,8 +25,8 @@ DENSE_PAIRS = 128 * 128
 SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 30}
 
 
-# The most lags of a table of vectors whose scores the kernels write out.
-WIDEST_VECTORS = 2049
+# The most lags of a table of vectors whose scores `split` writes out on a GPU.
+WIDEST_VECTORS = 1024
 
 
 class Choice(NamedTuple):

@@ -198,6 +198,15 @@ def test_triton_tables_of_one_lag_and_wider_than_the_sequence(tables, max_lag, p
     check(tables, {"batch": 1, "queries": 200}, max_lag)
 
 
+@pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
+def test_triton_goes_range_by_range(tables, monkeypatch, poisoned):
+    from lagwise.impl.triton import launch
+
+    monkeypatch.setattr(launch, "WIDEST", 64)
+    check(tables, {"queries": 200, "keys": 300}, 100, query_start=50, causal=True)
+    check(tables, {"batch": 1}, 100)
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (1, 700), (700, 1), (129, 64), (2, 3)])
 def test_triton_lengths(queries, keys, poisoned):
     check(SCALARS, {"queries": queries, "keys": keys, "heads": 4})

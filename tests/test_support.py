@@ -32,9 +32,8 @@ def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
         "grouped heads": {"kv_heads": 1},
         "value width": {"value_dim": 12},
         "wide head": {"head_dim": 257},
-        "wide vectors": {"max_lag": 1025},
     }
-    tables = (feature,) if feature in TABLES else ("query",) if feature == "wide vectors" else ("bias",)
+    tables = (feature,) if feature in TABLES else ("bias",)
     return shapes.get(feature, {}), options.get(feature, {}), tables
 
 

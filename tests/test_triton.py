@@ -249,6 +249,26 @@ def test_a_table_beyond_what_a_window_sees(name, first):
     assert_within_budget("triton", *tensors(queries=40), terms, window=(6, 6))
 
 
+@pytest.mark.parametrize(
+    ("tables", "shape", "options"),
+    [
+        (SCALARS, {}, {}),
+        (SCALARS, {"queries": 20, "keys": 33}, {"query_start": 9, "causal": True}),
+        (CHANNELS, {}, {"causal": True, "dropout": 0.3}),
+        (SLOPED, {}, {"window": (14, 9)}),
+        (("key", "value"), {"batch": 2}, {"key_mask": torch.rand(2, 33) < 0.6}),
+        (("query", "key", "transform"), {"heads": 2}, {"cu_seqlens": torch.tensor([0, 10, 33])}),
+        (("query",), {"batch": 2}, {"query_start": torch.tensor([3, 20])}),
+    ],
+    ids=words,
+)
+def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkeypatch):
+    from lagwise.impl.triton import launch
+
+    monkeypatch.setattr(launch, "WIDEST", 8)
+    check(tables, shape, 12, **options)
+
+
 def test_scores_have_room_for_the_lags_of_all_tables():
     """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
     from lagwise.impl.lowering import lower

@@ -49,13 +49,13 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
         (frozenset({"cuda", "float32"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
         (frozenset({"cuda", "float64"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
         (frozenset({"cuda", "wide head"}), "the far field's kernels on a GPU take heads up to 256 wide"),
+        (frozenset({"cuda", "wide vectors"}), "the scores of a band of vectors with more than 1,024 lags would fill the memory"),
         (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
     ],
     "triton": [
         (frozenset({"no kernels"}), "its kernels need Triton and a CUDA device; TRITON_INTERPRET=1 runs them slowly on a CPU"),
         (frozenset({"float64"}), "its kernels sum in float32"),
         (frozenset({"wide head"}), "its kernels hold heads up to 256 wide"),
-        (frozenset({"wide vectors"}), "the scores of a table of vectors with more than 2,049 lags would fill the memory"),
         (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
     ],
 }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, tables_of
+from lagwise.impl.split import merge
 from lagwise.impl.triton.attention import forward_kernel, key_gradient_kernel, query_gradient_kernel
 from lagwise.impl.triton.channels import (
     channel_gain_gradient_kernel,
@@ -45,6 +46,8 @@ PADDING = 256
 # Programs of the diagonal sums, enough to fill a GPU, and how many of their sums and columns a program adds up at a time.
 DIAGONAL_PROGRAMS = 2048
 PARTS, COLUMNS = 32, 32
+# The most lags of tables of vectors whose scores are in memory at a time.
+WIDEST = 1024
 # Rows of the kernels that are no matrix products.
 ROWS = 64
 # Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
@@ -57,22 +60,20 @@ LAGS, WARP_CHANNELS = 64, 256
 class Plan:
     """What the kernels of a call share: its bands, numbers, flags, and scores.
 
-    `tables` are the call's; `only` limits the lags that are computed to a band, the near part of `split`.
+    `tables` are the call's; `lags` limits the lags that are seen, as a window does; `only` limits them to a band without ends,
+    the near part of `split`.
     """
 
-    def __init__(self, call: Lowered, tables: Terms, only: tuple[int, int] | None = None):
+    def __init__(self, call: Lowered, tables: Terms, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None):
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
         self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
         self.batch, self.heads, self.queries, head_dim = q.shape
         self.keys, value_dim = k.shape[2], v.shape[3]
         self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, call.raw_q), (k, call.raw_k)))
-        window = None if call.window is None else (call.window[0], call.window[1])
-        first, last = visible_lags(
-            self.queries, self.keys, query_start=call.query_start if call.starts is None else call.starts,
-            causal=call.causal, window=window,
-        )  # fmt: skip
-        if only is not None:
-            first, last = max(first, only[0]), min(last, only[1])
+        first, last = seen_lags(call)
+        for limits in (lags, only):
+            if limits is not None:
+                first, last = max(first, limits[0]), min(last, limits[1])
         self.first, self.last = first, last
         self.tables = tables
         self.bands: dict[str, Tensor] = {}
@@ -107,7 +108,8 @@ class Plan:
             "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
             "MASK": call.key_mask is not None, "PACKED": call.cu_seqlens is not None, "STARTS": call.starts is not None,
             "DROPOUT": call.dropout > 0.0, "FAR": only is None,
-            "LIMITED": call.causal or window is not None or only is not None,
+            "LIMITED": call.causal or call.window is not None or lags is not None or only is not None,
+            "WINDOW": call.window is not None or lags is not None,
         }  # fmt: skip
         if call.seed is not None:
             self.arguments["Seed"] = call.seed
@@ -220,7 +222,7 @@ class Plan:
         masked = not even or self.arguments["MASK"] or self.arguments["PACKED"]
         given = {
             **self.arguments, **arguments, "ROWS": rows, "KEYS": keys, "WHOLE": even,
-            "NEAR_MASKED": masked or self.arguments["LIMITED"], "FAR_MASKED": masked or self.call.window is not None,
+            "NEAR_MASKED": masked or self.arguments["LIMITED"], "FAR_MASKED": masked or self.arguments["WINDOW"],
         }  # fmt: skip
         count = blocks(self.keys, keys) if kind == "key" else blocks(self.queries, rows)
         run(kernel, (count, self.batch * self.heads), given, warps, stages)
@@ -311,11 +313,45 @@ def summed_products(a: Tensor, b: Tensor, heads: int) -> Tensor:
     return found.sum(0, keepdim=True) if heads == 1 else found.unflatten(0, a.shape[:2]).sum(0)
 
 
+def seen_lags(call: Lowered) -> tuple[int, int]:
+    """Returns the first and the last lag that the call can see."""
+    return visible_lags(
+        call.q.shape[2], call.k.shape[2], query_start=call.query_start if call.starts is None else call.starts,
+        causal=call.causal, window=None if call.window is None else (call.window[0], call.window[1]),
+    )  # fmt: skip
+
+
+def lag_ranges(call: Lowered, tables: Terms) -> list[tuple[int, int] | None]:
+    """Returns the ranges of lags that are computed one after the other, so that the scores of a range fit into memory.
+
+    None stands for all lags. Each range has at most WIDEST columns of the tables of vectors; the first and the last reach beyond.
+    """
+    vectors = [table for table in tables.tables().values() if table.values.ndim == 3 and table.values.shape[2] > 1]
+    if not vectors:
+        return [None]
+    first, last = seen_lags(call)
+    low, high = max(first, min(table.first for table in vectors)), min(last, max(table.last for table in vectors))
+    if high - low < WIDEST:
+        return [None]
+    starts = [first, *range(low + WIDEST, high + 1, WIDEST)]
+    return list(zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True))
+
+
 def forward(call: Lowered) -> list[Tensor]:
     """Returns the output and the log-sum-exp."""
     out, lse = outputs(call)
-    attend(Plan(call, tables_of(call)), out, lse)
-    return [out, lse]
+    tables = tables_of(call)
+    ranges = lag_ranges(call, tables)
+    if len(ranges) == 1:
+        attend(Plan(call, tables), out, lse)
+        return [out, lse]
+    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    lse.fill_(-torch.inf)
+    for lags in ranges:
+        range_out, range_lse = outputs(call)
+        attend(Plan(call, tables, lags=lags), range_out, range_lse)
+        merge(total, lse, range_out, range_lse)
+    return [out.copy_(total), lse]
 
 
 def attend(plan: Plan, out: Tensor, lse: Tensor) -> None:
@@ -331,9 +367,27 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     """Returns the gradients of the tensors that the call has."""
     out, lse = saved
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
-    plan = Plan(call, tables_of(call))
-    found, tables = differentiate(plan, dout, lse, delta(dout, out, dlse))
-    return gradients(call, found, tables)
+    deltas, tables = delta(dout, out, dlse), tables_of(call)
+    found: dict[str, Tensor] = {}
+    learned: Terms | None = None
+    for lags in lag_ranges(call, tables):
+        more, gradient = differentiate(Plan(call, tables, lags=lags), dout, lse, deltas)
+        # Ranges are added up in float32.
+        found = {name: found[name] + x if name in found else x if lags is None else x.float() for name, x in more.items()}
+        learned = gradient if learned is None else summed(learned, gradient)
+    assert learned is not None
+    return gradients(call, found, learned)
+
+
+def summed(a: Terms, b: Terms) -> Terms:
+    """Returns the sum of two gradients of tables."""
+    others = b.tables()
+    tables: dict[str, Any] = {}
+    for name, table in a.tables().items():
+        mine, theirs = table.slopes, others[name].slopes
+        slopes = (mine[0] + theirs[0], mine[1] + theirs[1]) if mine is not None and theirs is not None else None
+        tables[name] = LagTable(table.values + others[name].values, table.first, slopes)
+    return Terms(**tables)
 
 
 def gradients(call: Lowered, found: dict[str, Tensor], tables: Terms) -> list[Tensor]:

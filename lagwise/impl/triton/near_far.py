@@ -64,7 +64,7 @@ def forward(call: Lowered) -> list[Tensor]:
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
     near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
-    attend(Plan(call, part.tables, band), near_out, near_lse)
+    attend(Plan(call, part.tables, only=band), near_out, near_lse)
     given = {**_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse}
     run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
     return [out, lse, *found]
@@ -167,7 +167,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     }  # fmt: skip
     run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
-    plan = Plan(call, part.tables, band)
+    plan = Plan(call, part.tables, only=band)
     plan.arguments |= _far_gradients(part, found)
     known, tables = differentiate(plan, dout, lse, delta, ends)
     for field, (dq, _, _) in zip(fields, found, strict=True):
