@@ -267,15 +267,12 @@ def first_that_runs(attempts: list[Contender], training: Callable[[Contender], C
 @contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
     """Switches torch's deterministic algorithms on, if wanted."""
-    if torch.are_deterministic_algorithms_enabled() or not wanted:
-        # Switching takes the host's time, even where it changes nothing.
-        yield
-        return
-    torch.use_deterministic_algorithms(True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(before)
 
 
 def records(
