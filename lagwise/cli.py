@@ -92,8 +92,7 @@ def bench_attention(
     )  # fmt: skip
     options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
     notes: list[str] = []
-    # A fast spinner would take the host's time from what is measured.
-    with console.status("warming up", refresh_per_second=2) as status:
+    with console.status("warming up") as status:
         if sweep:
             for length in (length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time):
                 records = bench.run_sweep(

@@ -158,6 +158,15 @@ def end_queries(q, Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: 
 
 
 @triton.jit
+def load_far(
+    X, batch_stride, head_stride, time_stride, batch, head, index, count, dim: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Loads rows of a gradient that others computed for a far field, [batch, heads, count, dim], zero where it has none."""
+    here = X + batch.to(tl.int64) * batch_stride + head.to(tl.int64) * head_stride
+    return load_rows(here, index, count, time_stride, dim, WIDTH, False).to(tl.float32)
+
+
+@triton.jit
 def content_product(q_past, q_future, k, lag, band_first, band_lags, SIDE: tl.constexpr, CHANNELS: tl.constexpr):
     """Returns the content product of a tile that scores do not hold, from keys as columns."""
     if not CHANNELS or SIDE == PAST:
@@ -456,12 +465,12 @@ def query_gradient_kernel(
     dq = dq * scale
     if SIDES > 0:
         gains = EndGains + head.to(tl.int64) * end_gains_head
-        here = DqPast + batch.to(tl.int64) * dq_past_batch + head.to(tl.int64) * dq_past_head
-        far = load_rows(here, row - (queries - past_rows), past_rows, dq_past_time, head_dim, WIDTH, False).to(tl.float32)
+        at = row - (queries - past_rows)
+        far = load_far(DqPast, dq_past_batch, dq_past_head, dq_past_time, batch, head, at, past_rows, head_dim, WIDTH)
         dq += far * load_gain(gains, head_dim, WIDTH, GAIN, CHANNELS)
     if SIDES > 1:
-        here = DqFuture + batch.to(tl.int64) * dq_future_batch + head.to(tl.int64) * dq_future_head
-        far = load_rows(here, future_rows - 1 - row, future_rows, dq_future_time, head_dim, WIDTH, False).to(tl.float32)
+        at = future_rows - 1 - row
+        far = load_far(DqFuture, dq_future_batch, dq_future_head, dq_future_time, batch, head, at, future_rows, head_dim, WIDTH)
         dq += far * load_gain(gains + end_gains_last, head_dim, WIDTH, GAIN, CHANNELS)
     store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq, head_dim, WIDTH)
     if SCORES:
@@ -589,20 +598,19 @@ def key_gradient_kernel(
     if KEY:
         seen = last - band_first + 1
         clear_scores(DKeyScores, key, keys, -1, start + band_first, 0, queries, seen, band_lags, 0.0, ROWS)
+    if KEY and FAR:
         store_ends(DKeyEnds + base * 2 * keys, key, keys, tl.sum(past_key, 1) / 16.0, tl.sum(future_key, 1) / 16.0)
     dk = dk * scale
     if SIDES > 0:
-        owner, once = (head // group).to(tl.int64), head % group == 0
-        row = tl.where(once, key, -1)
-        here = DkPast + batch.to(tl.int64) * dk_past_batch + owner * dk_past_head
-        dk += load_rows(here, row, past_keys, dk_past_time, head_dim, WIDTH, False).to(tl.float32)
-        here = DvPast + batch.to(tl.int64) * dv_past_batch + owner * dv_past_head
-        dv += load_rows(here, row, past_keys, dv_past_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
-        if SIDES > 1:
-            row = tl.where(once, keys - 1 - key, -1)
-            here = DkFuture + batch.to(tl.int64) * dk_future_batch + owner * dk_future_head
-            dk += load_rows(here, row, future_keys, dk_future_time, head_dim, WIDTH, False).to(tl.float32)
-            here = DvFuture + batch.to(tl.int64) * dv_future_batch + owner * dv_future_head
-            dv += load_rows(here, row, future_keys, dv_future_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
+        owner, once = head // group, head % group == 0
+        at = tl.where(once, key, -1)
+        dk += load_far(DkPast, dk_past_batch, dk_past_head, dk_past_time, batch, owner, at, past_keys, head_dim, WIDTH)
+        dv += load_far(DvPast, dv_past_batch, dv_past_head, dv_past_time, batch, owner, at, past_keys, value_dim, VALUE_WIDTH)
+    if SIDES > 1:
+        at = tl.where(once, keys - 1 - key, -1)
+        dk += load_far(DkFuture, dk_future_batch, dk_future_head, dk_future_time, batch, owner, at, future_keys, head_dim, WIDTH)
+        dv += load_far(
+            DvFuture, dv_future_batch, dv_future_head, dv_future_time, batch, owner, at, future_keys, value_dim, VALUE_WIDTH
+        )
     store_rows(Dk + base * keys * head_dim, key, keys, head_dim, dk, head_dim, WIDTH)
     store_rows(Dv + base * keys * value_dim, key, keys, value_dim, dv, value_dim, VALUE_WIDTH)

@@ -463,11 +463,11 @@ def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tenso
 
 
 def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Returns dk and dv per query head, and the gradients of the keys' ends."""
+    """Returns dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
     shape = (plan.batch, plan.heads, plan.keys)
     dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
     more = {}
-    if plan.tables.key is not None:
+    if plan.tables.key is not None and plan.only is None:
         more["DKeyEnds"] = torch.empty(*shape, 2, dtype=torch.float32, device=dk.device)
     plan.launch(key_gradient_kernel, "key", Dk=dk, Dv=dv, **given, **more)
     return {"k": dk, "v": dv}, more.get("DKeyEnds")
@@ -496,7 +496,7 @@ def _score_gradients(
     scale = plan.call.scale
     if plan.tables.key is not None and tables.key is not None:
         dscores = given["DKeyScores"]
-        if plan.only is None and key_ends is not None:
+        if key_ends is not None:
             add_ends(dscores, key_ends)
         gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads), tables.key.heads)
         plan.tables.key.fold(gradient, plan.band_first, tables.key)

@@ -75,7 +75,7 @@ def load_queries(
 
 
 @triton.jit
-def load_far(
+def load_field(
     FarOut, FarLse, TailValue, tail_value_head, tail_value_last, index, count, shift, pair, head,
     value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIDE: tl.constexpr, VALUE: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def merge_kernel(
             TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
             head_dim, WIDTH, SIDE, BIAS, QUERY,
         )  # fmt: skip
-        far_out, far_lse = load_far(
+        far_out, far_lse = load_field(
             PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue, tail_value_head, tail_value_last,
             far_index(row, queries, past_rows, future_rows, SIDE), past_rows if SIDE == 0 else future_rows, shift, pair, head,
             value_dim, VALUE_WIDTH, SIDE, VALUE,
@@ -182,7 +182,7 @@ def far_ends_kernel(
                 TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
                 head_dim, WIDTH, SIDE, BIAS, QUERY,
             )  # fmt: skip
-            far_out, far_lse = load_far(
+            far_out, far_lse = load_field(
                 PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue,
                 tail_value_head, tail_value_last, at, rows, shift, pair, head, value_dim, VALUE_WIDTH, SIDE, VALUE,
             )  # fmt: skip
