@@ -20,10 +20,10 @@ from lagwise.terms import Terms
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
-# the keys outnumber the tables' lags by a factor, which a GPU's launches raise.
+# the keys outnumber the tables' lags by a factor, which a GPU's launches raise: less for vectors where there is much to compute.
 DENSE_PAIRS = 128 * 128
-SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 30}
-
+SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 30, "cuda, vectors": 15}
+MANY_PAIRS = 2**31
 
 # The most lags of a table of vectors whose scores `split` writes out on a GPU.
 WIDEST_VECTORS = 1024
@@ -195,7 +195,8 @@ def choose(
     band = near_band(terms)
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    needed = SPLIT_PAYS_FROM["cuda" if q.is_cuda else "cpu"] * (band[1] - band[0] + 1)
+    many = vectors and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] >= MANY_PAIRS
+    needed = SPLIT_PAYS_FROM["cpu" if not q.is_cuda else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
     if k.shape[2] < needed:
         return Choice(otherwise, f"{k.shape[2]} keys are fewer than {needed}, from which on the far field of these tables pays")
     return Choice("split", f"{k.shape[2]} keys are at least {needed}, from which on the far field of these tables pays")

@@ -235,6 +235,15 @@ def test_triton_with_more_heads_than_a_grid_has_columns(poisoned):
     check(("key", "channel gain"), {"batch": 8200, "heads": 8, "queries": 8, "head_dim": 16}, max_lag=2)
 
 
+def test_auto_takes_the_far_field_earlier_for_vectors_with_many_pairs():
+    def taken(name, batch, time):
+        q = torch.empty(1, 1, 1, 64, device="cuda", dtype=BF16).expand(batch, 16, time, 64)
+        return lagwise.which_impl(q, q, q, lagwise.make(name, heads=16, head_dim=64, max_lag=128).cuda()).impl
+
+    assert [taken("huang4", 16, 4096), taken("huang4", 2, 4096), taken("huang4", 2, 8192)] == ["split", "triton", "split"]
+    assert [taken("huang2", 16, 4096), taken("huang2", 2, 8192)] == ["triton", "split"]
+
+
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1}, {"window": (30, 30)}, {"lengths": torch.tensor([20, 300])}], ids=words)
 @pytest.mark.parametrize("tables", [SCALARS, ("slopes",)], ids=words)
 def test_auto_is_within_the_budget(tables, options):
