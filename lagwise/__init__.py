@@ -1,6 +1,6 @@
 """Relative positions for attention: every encoding as functions of the lag, one exact attention call."""
 
-from lagwise import nn
+from lagwise import linear, nn
 from lagwise.attention import attention, which_impl
 from lagwise.encodings import (
     AT5,
@@ -18,6 +18,7 @@ from lagwise.encodings import (
     Kerple,
     Learned,
     NoEncoding,
+    PermuteFormer,
     Rotary,
     Sandwich,
     Shaw,
@@ -27,13 +28,16 @@ from lagwise.encodings import (
     XPos,
     make,
 )  # fmt: skip
+from lagwise.feature_maps import Favor, FeatureMap
 from lagwise.lags import LagTable
-from lagwise.terms import Terms, Transform
+from lagwise.linear import linear_attention
+from lagwise.terms import FeatureTransform, Terms, Transform
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AT5", "ENCODINGS", "T5", "XL", "ALiBi", "AT5Free", "ConvSPE", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
-    "Kerple", "LagTable", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5Free", "Terms",
-    "Transform", "XPos", "attention", "make", "nn", "which_impl",
+    "AT5", "ENCODINGS", "T5", "XL", "ALiBi", "AT5Free", "ConvSPE", "Encoding", "Favor", "FeatureMap", "FeatureTransform",
+    "HuangM1", "HuangM2", "HuangM3", "HuangM4", "Kerple", "LagTable", "Learned", "NoEncoding", "PermuteFormer", "Rotary",
+    "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5Free", "Terms", "Transform", "XPos", "attention", "linear",
+    "linear_attention", "make", "nn", "which_impl",
 ]  # fmt: skip

@@ -141,6 +141,15 @@ def terms_of(
     causal: bool, window: tuple[int, int] | None, query_start: int | Tensor, scale: float, seed: Tensor | None,
 ) -> Terms:  # fmt: skip
     """Returns the terms of an encoding for the lags that a call can reach."""
+    relative = relative_only(encoding)
+    if not isinstance(relative, Encoding):
+        return relative
+    first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
+    return relative.terms(first, last, scale=scale, seed=seed_of(relative, seed, q.device))
+
+
+def relative_only(encoding: Encoding | Terms | None) -> Encoding | Terms:
+    """Returns what attention can use, no encoding as no terms; raises for the rest."""
     if encoding is None:
         return Terms()
     if isinstance(encoding, Terms):
@@ -155,10 +164,12 @@ def terms_of(
             f"encoding {type(encoding).__name__} is absolute: it acts on the model's input, not on attention. Call its "
             "`embed` on the input and pass None here, or give it to a stack of lagwise.nn, which does both"
         )
-    first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
-    if seed is None and encoding.random:
-        seed = noise.draw_seed(encoding.training, q.device)
-    return encoding.terms(first, last, scale=scale, seed=seed)
+    return encoding
+
+
+def seed_of(encoding: Encoding, seed: Tensor | None, device: torch.device) -> Tensor | None:
+    """Returns the seed that is given, or draws one for an encoding that is random."""
+    return noise.draw_seed(encoding.training, device) if seed is None and encoding.random else seed
 
 
 def choose(
@@ -167,6 +178,11 @@ def choose(
     window: tuple[int, int] | None, query_start: int | Tensor, dropout: float,
 ) -> Choice:  # fmt: skip
     """Returns the implementation that is named, or with "auto" the fastest that can do the job."""
+    if terms.features is not None:
+        raise ValueError(
+            "the encoding maps the features of linear attention, which softmax attention does not have: "
+            "call lagwise.linear_attention with it"
+        )
     check_terms(terms, q, v)
     asked = features(
         q, k, v, terms, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
@@ -317,11 +333,7 @@ def check_masks(
 ) -> None:  # fmt: skip
     """Raises for options that do not fit the tensors."""
     batch, keys = k.shape[0], k.shape[2]
-    if lengths is not None:
-        require_tensor("lengths", lengths, (batch,), torch.int64, torch.int32)
-        require_range("lengths", lengths, 0, keys)
-    if key_mask is not None:
-        require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
+    check_keys(batch, keys, lengths, key_mask)
     check_window(window)
     if isinstance(query_start, Tensor):
         if query_start.dtype not in (torch.int64, torch.int32):
@@ -346,6 +358,15 @@ def check_masks(
         if isinstance(query_start, Tensor) or query_start != 0:
             raise ValueError("query_start cannot be combined with cu_seqlens, where positions start with each sequence")
         check_ends(cu_seqlens, keys)
+
+
+def check_keys(batch: int, keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> None:
+    """Raises for masks that do not fit the keys."""
+    if lengths is not None:
+        require_tensor("lengths", lengths, (batch,), torch.int64, torch.int32)
+        require_range("lengths", lengths, 0, keys)
+    if key_mask is not None:
+        require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
 
 
 def require_tensor(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:

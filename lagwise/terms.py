@@ -1,7 +1,7 @@
 """What an encoding does to attention: five functions of the lag and a transform per token."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -11,6 +11,22 @@ from lagwise.lags import LagTable
 
 Transform: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Maps `(q, k, q_positions, k_positions)` to `(q', k')`; positions are [time] or [batch, time]."""
+
+
+@dataclass(frozen=True)
+class FeatureTransform:
+    """Maps the features of queries and keys in linear attention, token by token.
+
+        out_i = sum_j phi'(q_i) . phi'(k_j) v_j / sum_j phi'(q_i) . phi'(k_j)
+
+    Args:
+        function: Maps `(phi_q, phi_k, q_positions, k_positions)` to `(phi'_q, phi'_k)`.
+        numerator_only: Keep the features themselves in the denominator, for a function whose products may be negative.
+    """
+
+    function: Transform
+    numerator_only: bool = False
+
 
 TABLES = ("bias", "gain", "query", "key", "value")
 """The fields of `Terms` that are functions of the lag."""
@@ -33,6 +49,7 @@ class Terms:
         key: Vectors that meet the key, [heads, lags, head_dim].
         value: Vectors that are added to the values, [heads, lags, value_dim].
         transform: Maps q and k token by token; the product of its outputs takes the place of q . k.
+        features: Maps the features of linear attention, which softmax attention does not have and refuses.
     """
 
     bias: LagTable | None = None
@@ -41,6 +58,7 @@ class Terms:
     key: LagTable | None = None
     value: LagTable | None = None
     transform: Transform | None = None
+    features: FeatureTransform | None = None
 
     def __post_init__(self):
         for name in TABLES:
@@ -65,7 +83,7 @@ class Terms:
 
     def to(self, dtype: torch.dtype) -> "Terms":
         """Returns the terms with all tables in another floating-point type."""
-        return Terms(**{name: table.to(dtype) for name, table in self.tables().items()}, transform=self.transform)
+        return replace(self, **{name: table.to(dtype) for name, table in self.tables().items()})
 
     def content(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the operands of the content product: q and k, through the transform if there is one."""
@@ -83,12 +101,18 @@ class Terms:
     def __add__(self, other: "Terms") -> "Terms":
         if not isinstance(other, Terms):
             return NotImplemented
+        if self.features is not None and other.features is not None:
+            raise ValueError(
+                "two encodings that both map the features of linear attention cannot be added: in general their maps do not "
+                "commute, and the product would not depend on the lag alone. Use one of them"
+            )
         mine, theirs = self.tables(), other.tables()
         both = {
             name: mine[name] * theirs[name] if name == "gain" else mine[name] + theirs[name]
             for name in mine.keys() & theirs.keys()
         }
-        return Terms(**{**mine, **theirs, **both}, transform=_chain(self.transform, other.transform))
+        features = self.features or other.features
+        return Terms(**{**mine, **theirs, **both}, transform=_chain(self.transform, other.transform), features=features)
 
 
 def _chain(first: Transform | None, second: Transform | None) -> Transform | None:

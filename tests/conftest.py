@@ -36,9 +36,14 @@ def poisoned(monkeypatch):
 
 
 def pytest_generate_tests(metafunc):
-    """Runs a test that asks for `encoding_name` once for each encoding that there is."""
+    """Runs a test that asks for `encoding_name` once for each encoding that there is.
+
+    Those of `softmax_name` can be used with softmax attention, and those of `relative_name` act on it.
+    """
+    softmax = [name for name, kind in lagwise.ENCODINGS.items() if not kind.linear_only]
     if "encoding_name" in metafunc.fixturenames:
         metafunc.parametrize("encoding_name", list(lagwise.ENCODINGS))
     if "relative_name" in metafunc.fixturenames:
-        names = [name for name, kind in lagwise.ENCODINGS.items() if not kind.absolute]
-        metafunc.parametrize("relative_name", names)
+        metafunc.parametrize("relative_name", [name for name in softmax if not lagwise.ENCODINGS[name].absolute])
+    if "softmax_name" in metafunc.fixturenames:
+        metafunc.parametrize("softmax_name", softmax)

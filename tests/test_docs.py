@@ -17,9 +17,10 @@ PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *
 SECTIONS = ["Formula", "Paper", "Where its table ends", "Cost", "Options", "Example"]
 
 PUBLIC = {
-    "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "HuangM1", "HuangM2", "HuangM3", "HuangM4",
-    "Kerple", "LagTable", "Learned", "NoEncoding", "Rotary", "Sandwich", "Shaw", "SineSPE", "Sinusoidal", "T5",
-    "T5Free", "Terms", "Transform", "XL", "XPos", "attention", "make", "nn", "which_impl",
+    "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "Favor", "FeatureMap", "FeatureTransform", "HuangM1",
+    "HuangM2", "HuangM3", "HuangM4", "Kerple", "LagTable", "Learned", "NoEncoding", "PermuteFormer", "Rotary", "Sandwich", "Shaw",
+    "SineSPE", "Sinusoidal", "T5", "T5Free", "Terms", "Transform", "XL", "XPos", "attention", "linear", "linear_attention",
+    "make", "nn", "which_impl",
 }  # fmt: skip
 
 

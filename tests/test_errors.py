@@ -14,7 +14,7 @@ from oracle import make_encoding, make_terms
 
 import lagwise
 from lagwise import AT5, LagTable, Terms
-from lagwise.nn import Cache, Decoder, Encoder, Layer, RelativeAttention
+from lagwise.nn import Cache, Decoder, DecoderCache, Encoder, Layer, LinearCache, RelativeAttention
 
 BATCH, HEADS, TIME, WIDTH = 2, 4, 6, 8
 DIM = HEADS * WIDTH
@@ -735,6 +735,80 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "cross cache": (
         lambda: RelativeAttention(DIM, heads=4, encoding="t5")(zeros(2, 6, DIM), zeros(2, 6, DIM), cache=Cache()),
         "cache cannot be combined with a context in attention with positions",
+    ),
+    "kind of attention": (
+        lambda: Encoder(DIM, layers=1, heads=4, attention="linaer"),
+        "attention must be 'softmax' or 'linear', but is 'linaer'",
+    ),
+    "feature map of softmax attention": (
+        lambda: Encoder(DIM, layers=1, heads=4, feature_map="relu"),
+        "feature_map belongs to linear attention, but attention is 'softmax': pass attention='linear'",
+    ),
+    "unknown feature map of a stack": (
+        lambda: Encoder(DIM, layers=1, heads=4, attention="linear", feature_map="favour"),
+        "feature_map must be a FeatureMap or one of favor, relu, elu, but is 'favour': did you mean 'favor'?",
+    ),
+    "feature map of another width": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding="sine-spe", attention="linear", feature_map=lagwise.Favor(8)),
+        "the feature map Favor is made for width 8, but the encoding makes queries of width 64: make it with Favor(64)",
+    ),
+    "dropout of linear attention": (
+        lambda: Encoder(DIM, layers=1, heads=4, attention="linear", attention_dropout=0.1),
+        "dropout of attention weights must be 0 with attention='linear', which never makes them, but is 0.1",
+    ),
+    "window of linear attention": (
+        lambda: Decoder(DIM, layers=1, heads=4, attention="linear", window=(4, 0)),
+        "window must be None with attention='linear', but is (4, 0)",
+    ),
+    "impl of softmax in linear attention": (
+        lambda: Decoder(DIM, layers=1, heads=4, attention="linear", impl="blockwise"),
+        "impl must be one of auto, dense, chunked, recurrent, fft, but is 'blockwise'",
+    ),
+    "fft in a decoder": (
+        lambda: Decoder(DIM, layers=1, heads=4, attention="linear", impl="fft"),
+        "impl='fft' cannot do this ... impl='chunked'",
+    ),
+    "shared encoding without a linear form": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding="shaw", attention="linear"),
+        "the encoding has a query table, which does not factor into features of queries and of keys",
+    ),
+    "encoding of a layer without a linear form": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding="xpos", per_layer=True, attention="linear"),
+        "encoding XPos has no form for linear attention",
+    ),
+    "features in softmax attention": (
+        lambda: Encoder(DIM, layers=1, heads=4, encoding="permute"),
+        "encoding PermuteFormer acts on the features of linear attention ... pass attention='linear'",
+    ),
+    "features in a layer of softmax attention": (
+        lambda: RelativeAttention(DIM, heads=4, encoding="permute"),
+        "encoding PermuteFormer acts on the features of linear attention ... pass attention='linear'",
+    ),
+    "cache of softmax in linear attention": (
+        lambda: RelativeAttention(DIM, heads=4, causal=True, attention="linear")(zeros(2, 6, DIM), cache=Cache()),
+        "cache must be a LinearCache in this attention, but is a Cache: take it from new_cache()",
+    ),
+    "linear cache of attention that sees the future": (
+        lambda: RelativeAttention(DIM, heads=4, attention="linear")(zeros(2, 6, DIM), cache=LinearCache()),
+        "cache needs causal=True in linear attention",
+    ),
+    "key_mask of a linear cache": (
+        lambda: Decoder(DIM, layers=1, heads=4, attention="linear")(
+            zeros(2, 6, DIM), cache=DecoderCache([LinearCache()]), key_mask=zeros(2, 5, dtype=torch.bool)
+        ),
+        "key_mask must be bool of shape (2, 6), but is torch.bool of shape (2, 5)",
+    ),
+    "per_layer": (
+        lambda: Encoder(DIM, layers=2, heads=4, encoding="sine-spe", per_layer="gates"),
+        "per_layer must be False, True or 'gate', but is 'gates'",
+    ),
+    "gates of an encoding without": (
+        lambda: Encoder(DIM, layers=2, heads=4, encoding="t5", per_layer="gate"),
+        "per_layer='gate' needs a stochastic encoding, 'sine-spe' or 'conv-spe', with gated=True, but encoding is T5",
+    ),
+    "gates of no encoding": (
+        lambda: Encoder(DIM, layers=2, heads=4, per_layer="gate"),
+        "per_layer='gate' needs one encoding or its name, but encoding is NoneType",
     ),
     "packed learned": (
         lambda: Encoder(DIM, layers=1, heads=4, encoding="learned")(zeros(1, 6, DIM), cu_seqlens=torch.tensor([3, 6])),

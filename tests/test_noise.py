@@ -31,19 +31,30 @@ def test_counters_broadcast():
     assert torch.equal(noise.bits(torch.tensor(1), rows[2:], columns[3:]), grid[2:, 3:])
 
 
-def test_normal_numbers_have_the_moments_of_the_normal_distribution():
-    x = noise.normal(torch.tensor(11), torch.arange(1000)[:, None], torch.arange(1000), dtype=torch.float64)
-    # Five standard errors of a million draws.
-    for power, expected, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)):
+def test_binomial_numbers_are_counts_of_bits():
+    made = noise.binomial(torch.tensor(4), 9, torch.arange(3), size=7, dtype=torch.float64)
+    assert made.shape == (3, 7)
+    for place in range(3):
+        for number in range(7):
+            word = reference(4, 9, place, number // 4) >> 16 * (number % 4)
+            assert float(made[place, number]) == (bin(word % 2**16).count("1") - 8) / 2
+
+
+def test_binomial_numbers_have_the_moments_that_are_promised():
+    x = noise.binomial(torch.tensor(11), torch.arange(1000), size=1000, dtype=torch.float64)
+    # Five standard errors of a million draws; the variance of a power is at most that of the normal distribution's.
+    for power, expected, variance in ((1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 2.875, 96.0)):
         assert abs(float((x**power).mean()) - expected) < 5 * (variance / x.numel()) ** 0.5
     neighbours = (x[:, :-1] * x[:, 1:]).mean(), (x[:-1] * x[1:]).mean()
     assert all(abs(float(product)) < 5 / x.numel() ** 0.5 for product in neighbours)
 
 
-def test_normal_numbers_agree_between_types():
-    counter = torch.arange(10_000)
-    low, high = (noise.normal(torch.tensor(3), counter, dtype=dtype) for dtype in (torch.float32, torch.float64))
-    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+def test_binomial_numbers_are_the_same_in_all_types():
+    made = [
+        noise.binomial(torch.tensor(3), torch.arange(1000), size=10, dtype=dtype).double()
+        for dtype in (torch.bfloat16, torch.float64)
+    ]
+    assert torch.equal(*made)
 
 
 def test_dropout_keeps_the_right_share():
@@ -55,7 +66,8 @@ def test_dropout_keeps_the_right_share():
 def test_streams_are_independent():
     counter = torch.arange(100_000)
     a, b = (
-        noise.normal(torch.tensor(1), stream, counter, dtype=torch.float64) for stream in (noise.Stream.CODE, noise.Stream.GATE)
+        noise.binomial(torch.tensor(1), stream, counter, size=1, dtype=torch.float64)
+        for stream in (noise.Stream.CODE, noise.Stream.GATE)
     )
     assert abs(float((a * b).mean())) < 5 / len(counter) ** 0.5
 

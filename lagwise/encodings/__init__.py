@@ -6,6 +6,7 @@ from typing import Any
 
 from lagwise.encodings.absolute import Learned, NoEncoding, Sinusoidal
 from lagwise.encodings.base import Absolute, Encoding, Sum
+from lagwise.encodings.permute import PermuteFormer
 from lagwise.encodings.rotary import Rotary, XPos
 from lagwise.encodings.scalar import AT5, T5, ALiBi, AT5Free, Kerple, Sandwich, T5Free
 from lagwise.encodings.stochastic import ConvSPE, SineSPE, StochasticEncoding
@@ -32,6 +33,7 @@ ENCODINGS: dict[str, type[Encoding]] = {
     "xpos": XPos,
     "sine-spe": SineSPE,
     "conv-spe": ConvSPE,
+    "permute": PermuteFormer,
 }
 
 SHARED_OPTIONS = ("heads", "head_dim", "dim", "max_lag")
@@ -96,6 +98,7 @@ __all__ = [
     "Kerple",
     "Learned",
     "NoEncoding",
+    "PermuteFormer",
     "Rotary",
     "Sandwich",
     "Shaw",

@@ -14,7 +14,7 @@ class NoEncoding(Encoding):
         logit(i, j) = scale * q_i . k_j
 
     >>> NoEncoding().terms(-4, 4, scale=1.0)
-    Terms(bias=None, gain=None, query=None, key=None, value=None, transform=None)
+    Terms(bias=None, gain=None, query=None, key=None, value=None, transform=None, features=None)
     """
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:

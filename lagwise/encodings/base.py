@@ -19,6 +19,9 @@ class Encoding(nn.Module, ABC):
     absolute: bool = False
     """Whether the encoding acts on the model's input through `embed`."""
 
+    linear_only: bool = False
+    """Whether the encoding acts on the features of linear attention, which softmax attention does not have."""
+
     random: bool = False
     """Whether `terms` draws random numbers: a seed is drawn for those encodings alone."""
 
@@ -34,6 +37,10 @@ class Encoding(nn.Module, ABC):
             scale: The factor of the content product; terms that have to be scaled with it multiply by it.
             seed: Where random numbers start, for an encoding that is `random`.
         """
+
+    def linear_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        """Returns the terms for linear attention: those of softmax attention, unless an encoding has others."""
+        return self.terms(first, last, scale=scale, seed=seed)
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         """Returns the model's input with absolute positions added; relative encodings leave it alone."""
@@ -66,10 +73,15 @@ class Sum(Encoding):
         super().__init__()
         self.left, self.right = left, right
         self.absolute = left.absolute or right.absolute
+        self.linear_only = left.linear_only or right.linear_only
         self.random = left.random or right.random
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return self.left.terms(first, last, scale=scale, seed=seed) + self.right.terms(first, last, scale=scale, seed=seed)
+
+    def linear_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        left, right = (part.linear_terms(first, last, scale=scale, seed=seed) for part in (self.left, self.right))
+        return left + right
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         return self.right.embed(self.left.embed(x, positions), positions)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lagwise.encodings.absolute import inverse_frequencies, largest_position, require_even
 from lagwise.encodings.base import Encoding
-from lagwise.terms import Terms
+from lagwise.terms import FeatureTransform, Terms
 
 
 class Rotary(Encoding):
@@ -16,7 +16,8 @@ class Rotary(Encoding):
 
         q'_t = R(t) q_t,   k'_t = R(t) k_t           R(t) turns channel pair c by t / base^(2c / head_dim)
 
-    Su et al. (2021), equation 15. Phases are taken in float64: position one million is as exact as position one.
+    Su et al. (2021), equation 15. Phases are taken in float64: position one million is as exact as position one. In linear
+    attention it turns the features instead, by their own width and in the numerator alone (their equation 19).
 
     Args:
         head_dim: Width of a head; even.
@@ -36,6 +37,14 @@ class Rotary(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return Terms(transform=self._transform)
+
+    def linear_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        return Terms(features=FeatureTransform(self._turn_features, numerator_only=True))
+
+    def _turn_features(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        width = require_even("the number of features", q.shape[-1])
+        turn = partial(rotate, head_dim=width, base=self.base, interleaved=self.interleaved)
+        return turn(q, q_positions), turn(k, k_positions)
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
         turn = partial(rotate, head_dim=self.head_dim, base=self.base, interleaved=self.interleaved)
@@ -68,6 +77,12 @@ class XPos(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return Terms(transform=self._transform)
+
+    def linear_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        raise ValueError(
+            "encoding XPos has no form for linear attention, where its decay per channel would act on features that are no "
+            "channels: use Rotary, and add ALiBi for a decay"
+        )
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._scaled(q, q_positions, 1.0), self._scaled(k, k_positions, -1.0)

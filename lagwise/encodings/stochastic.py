@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise import noise
 from lagwise.encodings.base import Encoding, require_sizes
+from lagwise.impl.codes import Filters, Recipe, Waves, features
 from lagwise.lags import LagTable
-from lagwise.noise import Stream
 from lagwise.terms import Terms
 
 
@@ -20,12 +19,15 @@ class StochasticEncoding(Encoding):
         q'_m[r] = sum_d q_md Q_d(m)[r] / sqrt(R),   k'_n[r] = sum_d k_nd K_d(n)[r] / sqrt(R)
         E[q'_m . k'_n] = sum_d q_md P_d(m - n) k_nd                    where E[Q_d(m)[r] K_d(n)[r]] = P_d(m - n)
 
-    Q_d and K_d are Gaussian sequences, independent over the channels d and the realizations r, the same for the whole batch. With
-    a gate, P becomes `delta + (1 - delta) P`, delta = sigmoid(gate) per channel: the gate's noise is constant over positions.
-    Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
+    Q_d and K_d are nearly Gaussian sequences, independent over the channels d and the realizations r, the same for the whole
+    batch. With a gate, P becomes `delta + (1 - delta) P`, delta = sigmoid(gate) per channel: the gate's noise is constant over
+    positions. Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
     """
 
     random = True
+
+    gate_number: int = 0
+    """Which of several gates beside the same codes this is: each has random numbers of its own."""
 
     def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool):
         super().__init__()
@@ -34,8 +36,8 @@ class StochasticEncoding(Encoding):
         self.gate = nn.Parameter(torch.randn(heads, head_dim)) if gated else None
 
     @abstractmethod
-    def codes(self, positions: Tensor, seed: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-        """Returns Q (side 0) or K (side 1) at the positions, [heads, head_dim, realizations, *positions.shape]."""
+    def recipe(self, seed: Tensor) -> Recipe:
+        """Returns how Q and K are made, the gate included."""
 
     @abstractmethod
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
@@ -46,7 +48,16 @@ class StochasticEncoding(Encoding):
             raise ValueError(f"seed must be given to draw the codes of {type(self).__name__}, but is None")
 
         def transform(q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-            return self._features(q, q_positions, seed, 0), self._features(k, k_positions, seed, 1)
+            # Queries have all the heads; keys may be grouped.
+            for name, x, fits in (("q", q, q.shape[1] == self.heads), ("k", k, self.heads % k.shape[1] == 0)):
+                if not fits or x.shape[3] != self.head_dim:
+                    raise ValueError(
+                        f"{type(self).__name__} is made for heads={self.heads} and head_dim={self.head_dim}, "
+                        f"but {name} has {x.shape[1]} heads of width {x.shape[3]}"
+                    )
+            # Each query head has its own codes, so that grouped keys become one per query head.
+            per_head = k.repeat_interleave(self.heads // k.shape[1], dim=1)
+            return features(self.recipe(seed), q, per_head, q_positions, k_positions)
 
         return Terms(transform=transform)
 
@@ -57,29 +68,6 @@ class StochasticEncoding(Encoding):
             delta = torch.sigmoid(self.gate)[:, None]
             values = delta + (1.0 - delta) * values
         return Terms(gain=LagTable(values, first))
-
-    def _features(self, x: Tensor, positions: Tensor, seed: Tensor, side: int) -> Tensor:
-        # Queries have all the heads; keys may be grouped.
-        fits = x.shape[1] == self.heads if side == 0 else self.heads % x.shape[1] == 0
-        if not fits or x.shape[3] != self.head_dim:
-            raise ValueError(
-                f"{type(self).__name__} is made for heads={self.heads} and head_dim={self.head_dim}, "
-                f"but {'q' if side == 0 else 'k'} has {x.shape[1]} heads of width {x.shape[3]}"
-            )
-        compute = torch.promote_types(x.dtype, torch.float32)
-        codes = self.codes(positions, seed, side, compute)
-        if self.gate is not None:
-            delta = torch.sigmoid(self.gate)[..., None].to(compute)
-            constant = noise.normal(
-                seed, Stream.GATE, *counters(x.device, self.heads, self.head_dim, self.realizations), dtype=compute
-            )
-            over_time = (..., *[None] * positions.ndim)
-            codes = (1.0 - delta).sqrt()[over_time] * codes + (delta.sqrt() * constant)[over_time]
-        # Each query head has its own codes, so that grouped keys become one per query head.
-        per_head = x.repeat_interleave(self.heads // x.shape[1], dim=1).to(compute)
-        batch = "b" if positions.ndim == 2 else ""
-        features = torch.einsum(f"bhtd,hdr{batch}t->bhtr", per_head, codes)
-        return (features / math.sqrt(self.realizations)).to(x.dtype)
 
 
 class SineSPE(StochasticEncoding):
@@ -114,20 +102,15 @@ class SineSPE(StochasticEncoding):
         gain = torch.randn(shape)
         self.gain = nn.Parameter(2.0 * gain / gain.norm(dim=-1, keepdim=True).sqrt())
 
-    def codes(self, positions: Tensor, seed: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-        cycles = self._frequency().view(*self.freq.shape, *[1] * positions.ndim) * positions
-        if side == 0:
-            cycles = cycles + (self.offset.double() / (2.0 * math.pi)).view(*self.offset.shape, *[1] * positions.ndim)
-        angles = 2.0 * math.pi * (cycles - cycles.detach().floor())
-        waves = torch.stack([angles.cos(), angles.sin()], dim=3).to(dtype)
-        sines = self.gain.shape[-1]
-        heads, channels, components, pair, realizations = counters(
-            positions.device, self.heads, self.head_dim, sines, 2, self.realizations
-        )
-        weights = noise.normal(seed, Stream.CODE, heads, channels, components, pair, realizations, dtype=dtype)
-        weights = weights * nn.functional.softplus(self.gain)[..., None, None].to(dtype) / math.sqrt(2 * sines)
-        batch = "b" if positions.ndim == 2 else ""
-        return torch.einsum(f"hdkp{batch}t,hdkpr->hdr{batch}t", waves, weights)
+    def recipe(self, seed: Tensor) -> Recipe:
+        turns, offsets = self._frequency(), self.offset.double() / (2.0 * math.pi)
+        shifts = torch.stack([offsets, torch.zeros_like(offsets)])
+        sizes = nn.functional.softplus(self.gain) / math.sqrt(2 * self.gain.shape[-1])
+        if self.gate is not None:
+            delta = torch.sigmoid(self.gate)[..., None]
+            turns, shifts = nn.functional.pad(turns, (0, 1)), nn.functional.pad(shifts, (0, 1))
+            sizes = torch.cat([(1.0 - delta).sqrt() * sizes, delta.sqrt()], dim=-1)
+        return Waves([turns, shifts, sizes], self.realizations, seed, gated=self.gate is not None, gate_number=self.gate_number)
 
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
         lags = torch.arange(first, last + 1, device=self.freq.device)
@@ -146,12 +129,14 @@ class ConvSPE(StochasticEncoding):
         P_d(m - n) = sum_p phi_q(p) phi_k(p + m - n)           zero from lag `kernel_size` on
 
     Liutkus et al. (2021), with the first values of their code. The noise is a function of the absolute position, so that
-    chunks and offsets see the same.
+    chunks and offsets see the same. On a grid (an image of rows and columns, read row by row) positions and taps have an
+    axis each, and the lag is that of rows and of columns.
 
     Args:
         heads: Number of query heads.
         head_dim: Width of a head.
-        kernel_size: Number of taps of the filters.
+        kernel_size: Number of taps of the filters, on each axis.
+        grid: For images: the extents of the axes but the first, `(columns,)` or `(rows, columns)` in a volume.
         realizations: Number R of random features that queries and keys become.
         gated: Mix each channel with position-free attention.
 
@@ -160,31 +145,40 @@ class ConvSPE(StochasticEncoding):
     torch.Size([2, 33, 8])
     """
 
-    def __init__(self, *, heads: int, head_dim: int, kernel_size: int = 128, realizations: int = 64, gated: bool = True):
+    def __init__(
+        self, *, heads: int, head_dim: int, kernel_size: int | tuple[int, ...] = 128, grid: tuple[int, ...] = (),
+        realizations: int = 64, gated: bool = True,
+    ):  # fmt: skip
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
-        require_sizes(kernel_size=kernel_size)
+        self.grid = tuple(grid)
+        sizes = (kernel_size,) * (len(self.grid) + 1) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if len(sizes) != len(self.grid) + 1:
+            raise ValueError(
+                f"kernel_size must have one number per axis, {len(self.grid) + 1} with grid={self.grid}, but is {kernel_size}"
+            )
+        for size, extent in zip(sizes, (1, *self.grid), strict=True):
+            require_sizes(kernel_size=size, grid=extent)
         # The filters of the queries, then those of the keys.
-        self.taps = nn.Parameter(torch.rand(2, heads, head_dim, kernel_size) / math.sqrt(kernel_size / 2))
+        self.taps = nn.Parameter(torch.rand(2, heads, head_dim, *sizes) / math.sqrt(math.prod(sizes) / 2))
 
-    def codes(self, positions: Tensor, seed: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-        taps = self.taps[side].flatten(0, 1)[:, None].to(dtype)
-        lowest, highest = int(positions.min()), int(positions.max())
-        heads, channels, realizations, times = counters(
-            positions.device, self.heads, self.head_dim, self.realizations, highest - lowest + taps.shape[-1]
-        )
-        white = noise.normal(seed, Stream.CODE, heads, channels, realizations, times + lowest, dtype=dtype)
-        filtered = nn.functional.conv1d(white.flatten(0, 1).transpose(0, 1), taps, groups=taps.shape[0])
-        filtered = filtered.transpose(0, 1).unflatten(0, (self.heads, self.head_dim))
-        return filtered[..., positions - lowest]
+    def recipe(self, seed: Tensor) -> Recipe:
+        if self.gate is None:
+            return Filters([self.taps], self.realizations, seed, grid=self.grid)
+        delta = torch.sigmoid(self.gate)
+        keep = (1.0 - delta).sqrt().view(*delta.shape, *[1] * (self.taps.ndim - 3))
+        return Filters([keep * self.taps, delta.sqrt()], self.realizations, seed, grid=self.grid, gate_number=self.gate_number)
 
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
-        size = self.taps.shape[-1]
-        # Row o of the windows holds phi_k(p + o - size), so that o - size is query minus key, from -size to size.
-        windows = nn.functional.pad(self.taps[1], (size, size)).unfold(-1, size, 1)
-        by_distance = torch.einsum("hdp,hdop->hod", self.taps[0], windows)
-        return by_distance.flip(1), -size
+        if self.grid:
+            raise ValueError("exact_terms are functions of one lag: a kernel on a grid has one lag per axis, see grid_kernel")
+        return self.grid_kernel().flip(1), -self.taps.shape[-1]
 
-
-def counters(device: torch.device, *sizes: int) -> list[Tensor]:
-    """Returns one counter per size, each along its own axis, for `noise` to broadcast."""
-    return [torch.arange(size, device=device).view(-1, *[1] * (len(sizes) - axis - 1)) for axis, size in enumerate(sizes)]
+    def grid_kernel(self) -> Float[Tensor, "heads *distances head_dim"]:
+        """Returns P at every distance of query minus key, from `-kernel_size` to `kernel_size` on each axis."""
+        sizes = self.taps.shape[3:]
+        # Entry o of an axis of the windows holds phi_k(p + o - size), so that o - size is query minus key.
+        windows = nn.functional.pad(self.taps[1], [size for size in reversed(sizes) for _ in range(2)])
+        for axis, size in enumerate(sizes):
+            windows = windows.unfold(2 + axis, size, 1)
+        taps = self.taps[0].view(*self.taps.shape[1:3], *[1] * len(sizes), *sizes)
+        return (taps * windows).sum(tuple(range(-len(sizes), 0))).movedim(1, -1)

@@ -1,0 +1,430 @@
+"""Stochastic features without their codes in memory, in plain PyTorch: some tokens at a time, made again for the backward pass.
+
+    y_t[r] = sum_d x_td code_d(t)[r] / sqrt(R)              code_d(t) = weights_d(t) @ draws_d
+
+`weights` are learned functions of the position, `draws` random numbers that queries and keys share. The gradient of a code,
+dcode_d(t)[r] = sum over the batch of x_td dy_t[r] / sqrt(R), makes that of the weights by one product with the draws.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lagwise import noise
+from lagwise.impl.operators import own_context
+from lagwise.impl.support import HAS_TRITON
+from lagwise.noise import Stream
+
+# Tokens for which draws are made at once, and those of one matrix product: with filters of 128 taps a product of 64 tokens
+# multiplies 191 draws, and 512 tokens share 639.
+BLOCK, PART = 512, 64
+# Tokens of one product with waves, whose draws do not move.
+WAVES_PART = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of one product, and which of the block's draws they meet."""
+
+    tokens: slice
+    rows: slice
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring tokens: parts that share draws, which belong to the position `corner` (on each axis) and those after it."""
+
+    parts: list[Part]
+    corner: tuple[int, ...] = ()
+
+
+class Recipe(ABC):
+    """How the codes of one call are made from its parameters."""
+
+    kind: str
+
+    draws_move: bool
+    """Whether the draws belong to positions and the weights are the same at all of them; otherwise it is the other way."""
+
+    def __init__(self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, gate_number: int = 0):
+        self.parameters, self.realizations, self.seed, self.gate_number = list(parameters), realizations, seed, gate_number
+
+    @abstractmethod
+    def blocks(self, positions: Tensor) -> Iterator[Block]:
+        """Cuts the tokens at these positions, [time], into blocks."""
+
+    @abstractmethod
+    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Float[Tensor, "head_dim tokens rows"]:
+        """Returns what multiplies the draws, for queries (side 0) or keys (side 1)."""
+
+    @abstractmethod
+    def weights_backward(self, head: int, side: int, positions: Tensor, dweights: Tensor, found: Sequence[Tensor]) -> None:
+        """Adds the gradients of the parameters to those that are `found` already."""
+
+    @abstractmethod
+    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Float[Tensor, "head_dim rows realizations"]:
+        """Returns the random numbers that a block's parts meet; on a grid, rows have an axis for each of the grid's."""
+
+    def numbers(self, stream: Stream, head: int, *counters: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the random numbers of a head, [head_dim, *counters, realizations]."""
+        channels = torch.arange(self.head_dim, device=self.seed.device).view(-1, *[1] * max([0, *(x.ndim for x in counters)]))
+        return noise.binomial(self.seed, stream, head, channels, *counters, size=self.realizations, dtype=dtype)
+
+    def gate_draws(self, head: int, dtype: torch.dtype) -> Float[Tensor, "head_dim realizations"]:
+        """Returns the random numbers of the gate, which are constant over positions; gates of another number have their own."""
+        return self.numbers(Stream.GATE, head + self.gate_number * self.parameters[-1].shape[0], dtype=dtype)
+
+    @property
+    @abstractmethod
+    def head_dim(self) -> int:
+        """The number of channels of a head."""
+
+
+class Waves(Recipe):
+    """Waves: weights_d(t) = sizes_dp (cos, sin)(2 pi (turns_dp t + shifts_dp)) for each p; parameters turns, shifts and sizes.
+
+    `turns` and `sizes` are [heads, head_dim, waves], `shifts` [2, heads, head_dim, waves], those of the queries first. The last
+    wave of "gated waves" does not turn: its cosine is one, its sine nothing, and its draws are those of the gate.
+    """
+
+    draws_move = False
+
+    def __init__(self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, gated: bool, gate_number: int = 0):
+        super().__init__(parameters, realizations, seed, gate_number=gate_number)
+        self.asked: Any = None
+        self.gated, self.kind = gated, "gated waves" if gated else "waves"
+
+    @property
+    def head_dim(self) -> int:
+        return self.parameters[0].shape[1]
+
+    def blocks(self, positions: Tensor) -> Iterator[Block]:
+        for start in range(0, len(positions), WAVES_PART):
+            yield Block([Part(slice(start, min(start + WAVES_PART, len(positions))), slice(None))])
+
+    def _turned(self, head: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns cosine and sine at some positions without shifts, [head_dim, waves, tokens]; queries and keys ask in turn."""
+        key = (head, positions.data_ptr(), len(positions), dtype)
+        if self.asked != key:
+            # Whole turns are dropped in float64: position one million is as exact as position one.
+            cycles = self.parameters[0][head].double()[..., None] * positions
+            angles = cycles.sub_(cycles.round()).mul_(2.0 * math.pi).to(dtype)
+            self.asked, self.answer = key, (angles.cos(), angles.sin())
+        return self.answer
+
+    def _waves(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        cos, sin = self._turned(head, positions, dtype)
+        shifts = (2.0 * math.pi * self.parameters[1][side, head].double())[..., None]
+        along, across = shifts.cos().to(dtype), shifts.sin().to(dtype)
+        return along * cos - across * sin, along * sin + across * cos
+
+    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        cos, sin = self._waves(head, side, positions, dtype)
+        sizes = self.parameters[2][head].to(dtype)[..., None]
+        return torch.stack([sizes * cos, sizes * sin], dim=2).flatten(1, 2).mT
+
+    def weights_backward(self, head: int, side: int, positions: Tensor, dweights: Tensor, found: Sequence[Tensor]) -> None:
+        dturns, dshifts, dsizes = found
+        cos, sin = self._waves(head, side, positions, dweights.dtype)
+        dcos, dsin = dweights.mT.unflatten(1, (-1, 2)).unbind(2)
+        dsizes[head] += (cos * dcos + sin * dsin).sum(2)
+        across = cos * dsin - sin * dcos
+        sizes = 2.0 * math.pi * self.parameters[2][head].double()
+        dcycles, first = sizes * across.sum(2), positions[0]
+        dshifts[side, head] += dcycles
+        # Far from the start, the distance from the first position counts in fewer bits than the position.
+        dturns[head] += sizes * (across @ (positions - first).to(across.dtype)) + first * dcycles
+
+    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Tensor:
+        rows = torch.arange(2 * (self.parameters[0].shape[2] - self.gated), device=self.seed.device)
+        made = self.numbers(Stream.CODE, head, rows, dtype=dtype)
+        if not self.gated:
+            return made
+        gate = self.gate_draws(head, dtype)[:, None]
+        return torch.cat([made, gate, torch.zeros_like(gate)], dim=1)
+
+
+class Filters(Recipe):
+    """Filters of noise at the positions: weights_d(t) are the taps, moved to t; parameters taps, and level with a gate.
+
+    `taps` are [2, heads, head_dim, *kernel_size], those of the queries first; `level`, [heads, head_dim], multiplies the
+    draws of the gate. On a grid positions count the cells row by row, and the noise belongs to the cells.
+    """
+
+    kind, draws_move = "filters", True
+
+    def __init__(
+        self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, grid: Sequence[int] = (), gate_number: int = 0
+    ):
+        super().__init__(parameters, realizations, seed, gate_number=gate_number)
+        self.grid, self.kernel_size = tuple(grid), tuple(parameters[0].shape[3:])
+
+    @property
+    def head_dim(self) -> int:
+        return self.parameters[0].shape[2]
+
+    def blocks(self, positions: Tensor) -> Iterator[Block]:
+        # A run ends where the next token is not the right neighbour of the last one.
+        breaks = positions.diff() != 1
+        if self.grid:
+            breaks |= positions[1:] % self.grid[-1] == 0
+        ends = [0, *(breaks.nonzero().flatten() + 1).tolist(), len(positions)]
+        for first, end in pairwise(ends):
+            for start in range(first, end, BLOCK):
+                size = min(BLOCK, end - start)
+                parts = [self._part(start, at, min(PART, size - at)) for at in range(0, size, PART)]
+                yield Block(parts, self._coordinates(int(positions[start])))
+
+    def _part(self, start: int, at: int, size: int) -> Part:
+        return Part(slice(start + at, start + at + size), slice(at, at + size + self.kernel_size[-1] - 1))
+
+    def _coordinates(self, position: int) -> tuple[int, ...]:
+        found = []
+        for extent in reversed(self.grid):
+            position, along = divmod(position, extent)
+            found.append(along)
+        return (position, *reversed(found))
+
+    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        taps, tokens = self.parameters[0][side, head].to(dtype), len(positions)
+        taps = taps.reshape(self.head_dim, -1, 1, self.kernel_size[-1])
+        # Row t of a band is the taps moved to the right by t: rows that are one longer than the band's, read on end.
+        rows = pad(taps.expand(-1, -1, tokens, -1), (0, tokens)).flatten(2)
+        bands = rows[..., : tokens * (tokens + taps.shape[-1] - 1)].unflatten(2, (tokens, -1))
+        # The taps of the axes before the last one meet draws of their own.
+        return bands.transpose(1, 2).flatten(2)
+
+    def weights_backward(self, head: int, side: int, positions: Tensor, dweights: Tensor, found: Sequence[Tensor]) -> None:
+        dtaps = found[0][side, head]
+        dtaps += skewed_sum(dweights, math.prod(self.kernel_size[:-1]), self.kernel_size[-1]).view(dtaps.shape)
+
+    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Tensor:
+        sizes = [*self.kernel_size[:-1], block.parts[-1].rows.stop]
+        axes = [at + torch.arange(size, device=self.seed.device) for at, size in zip(block.corner, sizes, strict=True)]
+        return self.numbers(Stream.CODE, head, *torch.meshgrid(*axes, indexing="ij"), dtype=dtype)
+
+
+def skewed_sum(dbands: Float[Tensor, "dim tokens rows"], leading: int, taps: int) -> Float[Tensor, "dim leading taps"]:
+    """Returns the gradient of the taps from that of bands, in which they are moved to the right by one for each token."""
+    tokens = dbands.shape[1]
+    bands = dbands.unflatten(2, (leading, -1)).transpose(1, 2)
+    # The rows moved back to the left.
+    return pad(bands.flatten(2), (0, tokens)).unflatten(2, (tokens, -1))[..., :taps].sum(2)
+
+
+def passes(q_positions: Tensor, k_positions: Tensor) -> Iterator[tuple[tuple[int, ...], slice, Tensor]]:
+    """Yields sides, rows of the batch, and the positions, [time], that these share: all at once where that is possible."""
+    if q_positions.ndim == 1 and k_positions.ndim == 1 and torch.equal(q_positions, k_positions):
+        yield (0, 1), slice(None), q_positions
+        return
+    for side, positions in enumerate((q_positions, k_positions)):
+        if positions.ndim == 1:
+            yield (side,), slice(None), positions
+        else:
+            yield from (((side,), slice(row, row + 1), own) for row, own in enumerate(positions))
+
+
+class Head:
+    """The codes of one head. What does not move with the position is made once."""
+
+    def __init__(self, recipe: Recipe, head: int, dtype: torch.dtype):
+        self.recipe, self.head, self.dtype = recipe, head, dtype
+        self.made: dict[tuple[int, int], Tensor] = {}
+        self.kept: Tensor | None = None
+        self.gate_draws = self.constant = None
+        if isinstance(recipe, Filters) and len(recipe.parameters) == 2:
+            self.gate_draws = recipe.gate_draws(head, dtype)
+            self.constant = (recipe.parameters[1][head].to(dtype)[:, None] * self.gate_draws)[:, None]
+
+    def weights(self, side: int, tokens: Tensor) -> Tensor:
+        """Returns the weights at some positions."""
+        if not self.recipe.draws_move:
+            return self.recipe.weights(self.head, side, tokens, self.dtype)
+        key = (side, len(tokens))
+        if key not in self.made:
+            self.made[key] = self.recipe.weights(self.head, side, tokens, self.dtype)
+        return self.made[key]
+
+    def draws(self, block: Block) -> Tensor:
+        """Returns the random numbers that a block's parts meet."""
+        if self.kept is None or self.recipe.draws_move:
+            self.kept = self.recipe.draws(block, self.head, self.dtype)
+        return self.kept
+
+    def codes(self, weights: Tensor, draws: Tensor) -> Tensor:
+        """Returns the codes of a part, [head_dim, tokens, realizations]."""
+        return weights @ draws if self.constant is None else torch.baddbmm(self.constant, weights, draws)
+
+
+def rows_of(draws: Tensor, part: Part) -> Tensor:
+    """Returns the draws that a part meets, [head_dim, rows, realizations]."""
+    met = draws[..., part.rows, :]
+    return met if met.ndim == 3 else met.flatten(1, -2)
+
+
+def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> list[Tensor]:
+    """Returns the features of q and k, [batch, heads, time, realizations]."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    out = [x.new_empty(*x.shape[:3], recipe.realizations) for x in (q, k)]
+    scale = recipe.realizations**-0.5
+    for number in range(q.shape[1]):
+        head = Head(recipe, number, compute)
+        for sides, batch, positions in passes(q_positions, k_positions):
+            for block in recipe.blocks(positions):
+                draws = head.draws(block)
+                for part in block.parts:
+                    met, tokens = rows_of(draws, part), positions[part.tokens]
+                    for side in sides:
+                        codes = head.codes(head.weights(side, tokens), met)
+                        x = (q, k)[side][batch, number, part.tokens].to(compute).transpose(0, 1)
+                        out[side][batch, number, part.tokens] = torch.bmm(x, codes.transpose(0, 1)).mul_(scale).transpose(0, 1)
+    return out
+
+
+def backward(
+    recipe: Recipe, douts: Sequence[Tensor], q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
+) -> list[Tensor]:
+    """Returns the gradients of q, of k, and of the parameters."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    dinputs = [x.new_empty(x.shape) for x in (q, k)]
+    found = [x.new_zeros(x.shape) for x in recipe.parameters]
+    scale = recipe.realizations**-0.5
+    for number in range(q.shape[1]):
+        head = Head(recipe, number, compute)
+        # By side and number of tokens: these, and the gradients of weights that do not move, [head_dim, rows, tokens].
+        steady: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for sides, batch, positions in passes(q_positions, k_positions):
+            for block in recipe.blocks(positions):
+                draws = head.draws(block)
+                for part in block.parts:
+                    met, tokens = rows_of(draws, part), positions[part.tokens]
+                    for side in sides:
+                        codes = head.codes(head.weights(side, tokens), met)
+                        x = (q, k)[side][batch, number, part.tokens].to(compute).transpose(0, 1)
+                        dout = douts[side][batch, number, part.tokens].to(compute).transpose(0, 1) * scale
+                        dinputs[side][batch, number, part.tokens] = torch.bmm(dout, codes.permute(1, 2, 0)).transpose(0, 1)
+                        dcodes = torch.bmm(x.mT, dout).transpose(0, 1)
+                        if head.gate_draws is not None:
+                            found[1][number] += (dcodes.sum(1) * head.gate_draws).sum(-1)
+                        if not recipe.draws_move:
+                            recipe.weights_backward(number, side, tokens, (met @ dcodes.mT).mT, found)
+                        elif (side, len(tokens)) in steady:
+                            steady[side, len(tokens)][1].baddbmm_(met, dcodes.mT)
+                        else:
+                            steady[side, len(tokens)] = tokens, met @ dcodes.mT
+        for (side, _), (tokens, dweights) in steady.items():
+            recipe.weights_backward(number, side, tokens, dweights.mT, found)
+    return [*dinputs, *found]
+
+
+_ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor q_positions, Tensor k_positions, Tensor seed, Tensor[] parameters, "
+    "str kind, SymInt realizations, SymInt gate_number, SymInt[] grid, str impl"
+)
+torch.library.define("lagwise::features", f"({_ARGUMENTS}) -> Tensor[]")
+torch.library.define("lagwise::features_backward", f"(Tensor[] douts, {_ARGUMENTS}) -> Tensor[]")
+
+
+def _recipe(
+    seed: Tensor, parameters: Sequence[Tensor], kind: str, realizations: int, gate_number: int, grid: Sequence[int]
+) -> Recipe:
+    if kind == "filters":
+        return Filters(parameters, realizations, seed, grid=grid, gate_number=gate_number)
+    return Waves(parameters, realizations, seed, gated=kind == "gated waves", gate_number=gate_number)
+
+
+def _implementation(impl: str) -> Any:
+    """Returns the module that computes; that of the kernels is imported when it is first used, because Triton is."""
+    return import_module("lagwise.impl.triton.codes" if impl == "triton" else "lagwise.impl.codes")
+
+
+@torch.library.impl("lagwise::features", "CompositeExplicitAutograd")
+def _features(q, k, q_positions, k_positions, seed, parameters, kind, realizations, gate_number, grid, impl):
+    recipe = _recipe(seed, parameters, kind, realizations, gate_number, grid)
+    with own_context(q):
+        return _implementation(impl).forward(recipe, q, k, q_positions, k_positions)
+
+
+@torch.library.impl("lagwise::features_backward", "CompositeExplicitAutograd")
+def _features_backward(douts, q, k, q_positions, k_positions, seed, parameters, kind, realizations, gate_number, grid, impl):
+    recipe = _recipe(seed, parameters, kind, realizations, gate_number, grid)
+    with own_context(q):
+        return _implementation(impl).backward(recipe, douts, q, k, q_positions, k_positions)
+
+
+@torch.library.register_fake("lagwise::features")
+def _fake_features(q, k, q_positions, k_positions, seed, parameters, kind, realizations, gate_number, grid, impl):
+    return [x.new_empty(*x.shape[:3], realizations) for x in (q, k)]
+
+
+@torch.library.register_fake("lagwise::features_backward")
+def _fake_features_backward(douts, q, k, q_positions, k_positions, seed, parameters, kind, realizations, gate_number, grid, impl):
+    return [x.new_empty(x.shape) for x in (q, k, *parameters)]
+
+
+class Differentiable(torch.autograd.Function):
+    """The operator with its derivative."""
+
+    @staticmethod
+    def forward(ctx, kind, realizations, gate_number, grid, impl, *tensors):
+        ctx.others = kind, realizations, gate_number, grid, impl
+        ctx.save_for_backward(*tensors)
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.lagwise.features(*tensors[:5], list(tensors[5:]), *ctx.others))
+
+    @staticmethod
+    def backward(ctx, *douts):
+        tensors = ctx.saved_tensors
+        dq, dk, *found = torch.ops.lagwise.features_backward(list(douts), *tensors[:5], list(tensors[5:]), *ctx.others)
+        return None, None, None, None, None, dq, dk, None, None, None, *found
+
+
+@torch.library.impl("lagwise::features", "Autograd")
+def _differentiable_features(q, k, q_positions, k_positions, seed, parameters, kind, realizations, gate_number, grid, impl):
+    return list(
+        Differentiable.apply(kind, realizations, gate_number, grid, impl, q, k, q_positions, k_positions, seed, *parameters)
+    )
+
+
+def _second_derivative(ctx, gradients):
+    raise RuntimeError(
+        "stochastic features have no second derivative: use exact_terms of the encoding for gradients of gradients"
+    )
+
+
+torch.library.register_autograd("lagwise::features_backward", _second_derivative)
+
+
+def features(
+    recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, impl: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Returns the features of q and k, which both have the recipe's heads; positions are [time] or [batch, time].
+
+    On a GPU kernels make them, except on grids and in float64.
+    """
+    grid = list(recipe.grid) if isinstance(recipe, Filters) else []
+    if impl == "auto":
+        impl = "triton" if q.is_cuda and HAS_TRITON and not grid and q.dtype != torch.float64 else "torch"
+    made = torch.ops.lagwise.features(
+        q,
+        k,
+        q_positions,
+        k_positions,
+        recipe.seed,
+        recipe.parameters,
+        recipe.kind,
+        recipe.realizations,
+        recipe.gate_number,
+        grid,
+        impl,
+    )
+    return made[0], made[1]

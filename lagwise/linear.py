@@ -1,0 +1,327 @@
+"""Linear attention: one call for whole sequences, and a state of constant size for decoding."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lagwise.attention import autocast, check_call, check_terms, relative_only, seed_of
+from lagwise.encodings import Encoding, nearest
+from lagwise.feature_maps import FeatureMap, named
+from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, State, absorb, advance, chunked, empty, ratio
+from lagwise.lags import LagTable, reachable_lags
+from lagwise.terms import Terms
+
+__all__ = ["State", "linear_attention", "prefill", "recall", "step", "summary"]
+
+# The lags of a table from which on Fourier transforms are taken. On a CPU "relu" is then as fast either way and "favor" still
+# faster by pairs, but the memory of pairs grows with the square of the length.
+FFT_PAYS_FROM = 8192
+
+
+def linear_attention(
+    q: Float[Tensor, "batch heads queries dim"],
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value_dim"],
+    encoding: Encoding | Terms | None = None,
+    *,
+    feature_map: FeatureMap | str = "favor",
+    causal: bool = False,
+    lengths: Int[Tensor, " batch"] | None = None,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    scale: float | None = None,
+    seed: Int[Tensor, ""] | None = None,
+    impl: str = "auto",
+) -> Float[Tensor, "batch heads queries value_dim"]:
+    """Computes attention whose weights are products of positive features, in time linear in the length.
+
+        out_i = sum_j c(n) phi(q'_i) . phi(k'_j) v_j / sum_j c(n) phi(q'_i) . phi(k'_j)        n = j - i,   c(n) = exp(bias(n))
+
+    Sums are taken in float32, in float64 for float64 inputs. A row that may attend to nothing gives zeros.
+
+    Args:
+        q: Queries; row r stands at position r.
+        k: Keys; key j stands at position j. Fewer heads than q means that each serves a group of neighbouring query heads.
+        v: Values, with the heads of k and any width.
+        encoding: An encoding, its terms, or None. Bias tables, transforms of q and k (stochastic encodings) and transforms of
+            the features (Rotary, PermuteFormer) have a linear form; gain, query, key and value tables have none.
+        feature_map: "favor" (with a fixed projection), "relu", "elu", or a `FeatureMap`, such as `Favor` with its own projection.
+        causal: Let queries see no key of a later position; needs as many queries as keys.
+        lengths: Number of keys that exist in each row of the batch; the others are padding on the right.
+        key_mask: Which keys may be attended to, the general form of `lengths`.
+        cu_seqlens: Ends of packed sequences, starting with 0 and ending with the time axis; batch 1, self-attention.
+            Positions restart with each sequence and none attends to another.
+        scale: Factor of the content product that "favor" estimates; `dim ** -0.5` unless given.
+        seed: Where random numbers of the encoding start. By default a fresh one in training mode, and always the same one in
+            evaluation mode.
+        impl: "auto", "dense" (all pairs, the specification), "chunked", "recurrent" (token by token, causal) or "fft" (any bias
+            table, but "favor" neither causal nor with slopes); "auto" is "chunked", and "fft" for long sequences whose bias table
+            is as long.
+
+    >>> import lagwise
+    >>> q = k = v = torch.randn(1, 8, 100, 64)
+    >>> lagwise.linear_attention(q, k, v, lagwise.make("t5", heads=8), feature_map="relu").shape
+    torch.Size([1, 8, 100, 64])
+    """
+    q, k, v = autocast(q, k, v)
+    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
+    check_causal(q, k, causal)
+    places = None
+    if cu_seqlens is not None:
+        places, lengths = padded_places(cu_seqlens)
+        q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in (q, k, v))
+    key_mask = visible_keys(k.shape[2], lengths, key_mask)
+    first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
+    terms, _ = linear_terms(encoding, q, v, first, last, scale=scale, seed=seed)
+    with torch.autocast(q.device.type, enabled=False):
+        call = prepare(q, k, v, terms, feature_map, scale=scale, causal=causal, key_mask=key_mask)
+        out = IMPLEMENTATIONS[choose(call, impl, first, last)](call).to(q.dtype)
+    if places is None:
+        return out
+    assert key_mask is not None
+    return out.transpose(1, 2)[key_mask].transpose(0, 1)[None]
+
+
+def prefill(
+    q: Float[Tensor, "batch heads time dim"],
+    k: Float[Tensor, "batch kv_heads time dim"],
+    v: Float[Tensor, "batch kv_heads time value_dim"],
+    encoding: Encoding | Terms | None = None,
+    *,
+    feature_map: FeatureMap | str = "favor",
+    key_mask: Bool[Tensor, "batch time"] | None = None,
+    scale: float | None = None,
+    seed: Int[Tensor, ""] | None = None,
+) -> tuple[Float[Tensor, "batch heads time value_dim"], State]:
+    """Computes causal linear attention of the start of a sequence, and the state from which `step` goes on.
+
+    All rows of the batch have one length: pad shorter ones on the left, and hide the padding with `key_mask`.
+
+    >>> import lagwise
+    >>> q = k = v = torch.randn(1, 8, 100, 64)
+    >>> out, state = lagwise.linear.prefill(q[:, :, :99], k[:, :, :99], v[:, :, :99])
+    >>> out, state = lagwise.linear.step(q[:, :, 99:], k[:, :, 99:], v[:, :, 99:], state)
+    >>> torch.allclose(out, lagwise.linear_attention(q, k, v, causal=True)[:, :, 99:], atol=1e-4)
+    True
+    """
+    call, seed, keep = next_call(q, k, v, encoding, 0, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=seed)
+    with torch.autocast(q.device.type, enabled=False):
+        return chunked(call).to(q.dtype), absorb(empty(call.keys, seed), call.keys, q.shape[2], call.bias, keep)
+
+
+def step(
+    q: Float[Tensor, "batch heads time dim"],
+    k: Float[Tensor, "batch kv_heads time dim"],
+    v: Float[Tensor, "batch kv_heads time value_dim"],
+    state: State,
+    encoding: Encoding | Terms | None = None,
+    *,
+    feature_map: FeatureMap | str = "favor",
+    key_mask: Bool[Tensor, "batch time"] | None = None,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "batch heads time value_dim"], State]:
+    """Computes causal linear attention of the next tokens, one or more, and the state after them.
+
+    The encoding, the feature map and the scale must be those of `prefill`; the seed is the state's. `key_mask` tells about the
+    new keys alone.
+    """
+    call, _, keep = next_call(
+        q, k, v, encoding, state.length, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=state.seed
+    )
+    check_state(call, state)
+    with torch.autocast(q.device.type, enabled=False):
+        out, state = advance(call, state, keep, CHUNK)
+    return out.to(q.dtype), state
+
+
+def summary(
+    k: Float[Tensor, "batch kv_heads keys dim"],
+    v: Float[Tensor, "batch kv_heads keys value_dim"],
+    *,
+    feature_map: FeatureMap | str = "favor",
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    scale: float | None = None,
+) -> State:
+    """Returns the sums over a context, from which `recall` computes linear attention to all of it, without positions.
+
+    >>> import lagwise
+    >>> q, k = torch.randn(1, 8, 3, 64), torch.randn(1, 8, 100, 64)
+    >>> out = lagwise.linear.recall(q, lagwise.linear.summary(k, k))
+    >>> torch.allclose(out, lagwise.linear_attention(q, k, k), atol=1e-5)
+    True
+    """
+    k, v = autocast(k, v)
+    scale = check_call(k, k, v, None, key_mask, None, None, 0, scale, 0.0, None)
+    with torch.autocast(k.device.type, enabled=False):
+        call = prepare(k, k, v, Terms(), feature_map, scale=scale, causal=False, key_mask=key_mask)
+        return absorb(empty(call.keys), call.keys, k.shape[2], call.bias, 0)
+
+
+def recall(
+    q: Float[Tensor, "batch heads queries dim"],
+    state: State,
+    *,
+    feature_map: FeatureMap | str = "favor",
+    scale: float | None = None,
+) -> Float[Tensor, "batch heads queries value_dim"]:
+    """Computes linear attention to all keys of a `summary`, in a time that does not depend on their number.
+
+    The feature map and the scale must be those of the summary.
+    """
+    (q,) = autocast(q)
+    scale = check_call(q, q, q, None, None, None, None, 0, scale, 0.0, None)
+    heads, width = q.shape[1], q.shape[3]
+    phi = named(feature_map, width, q.device)
+    with torch.autocast(q.device.type, enabled=False):
+        factor = phi.factor(width=width, head_dim=width, scale=scale)
+        features = phi.queries(factor * q.to(torch.promote_types(q.dtype, torch.float32)))
+        batch, kv_heads, known = state.kv.shape[:3]
+        if batch != q.shape[0] or heads % kv_heads or known != features.shape[3]:
+            raise ValueError(
+                f"state must have kv [batch, kv_heads, features, value_dim] for q of shape {tuple(q.shape)} with "
+                f"{features.shape[3]} features, but has shape {tuple(state.kv.shape)}: use the feature map of its summary"
+            )
+        kv, mass = (per_query_head(x, heads) for x in (state.kv, state.mass))
+        return ratio(features @ kv, features @ mass[..., None]).to(q.dtype)
+
+
+def next_call(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None, start: int, *,
+    feature_map: FeatureMap | str, scale: float | None, seed: Tensor | None, key_mask: Tensor | None = None,
+) -> tuple[Call, Tensor | None, int]:  # fmt: skip
+    """Returns the call of tokens that follow `start` others, its seed, and how many keys a state must keep after it."""
+    q, k, v = autocast(q, k, v)
+    scale = check_call(q, k, v, None, key_mask, None, None, 0, scale, 0.0, seed)
+    check_causal(q, k, True)
+    length = start + q.shape[2]
+    terms, seed = linear_terms(encoding, q, v, 1 - length, 0, scale=scale, seed=seed)
+    with torch.autocast(q.device.type, enabled=False):
+        call = prepare(q, k, v, terms, feature_map, scale=scale, causal=True, key_mask=key_mask, start=start)
+    if terms.bias is None:
+        return call, seed, 0
+    # A table that covers the whole sequence may grow with it, so that no key is known to have left it.
+    return call, seed, length if terms.bias.first <= 1 - length else max(0, -terms.bias.first - 1)
+
+
+def linear_terms(
+    encoding: Encoding | Terms | None, q: Tensor, v: Tensor, first: int, last: int, *, scale: float, seed: Tensor | None
+) -> tuple[Terms, Tensor | None]:
+    """Returns the terms of an encoding for linear attention, and the seed that they were made with."""
+    relative = relative_only(encoding)
+    if isinstance(relative, Encoding):
+        seed = seed_of(relative, seed, q.device)
+        relative = relative.linear_terms(first, last, scale=scale, seed=seed)
+    check_tables(relative)
+    check_terms(relative, q, v)
+    return relative, seed
+
+
+def check_tables(terms: Terms) -> None:
+    """Raises for tables without a linear form."""
+    for name in terms.tables():
+        if name != "bias":
+            raise ValueError(
+                f"the encoding has a {name} table, which does not factor into features of queries and of keys: linear attention "
+                "takes bias tables and transforms alone. Use lagwise.attention, or for a gain a stochastic encoding"
+            )
+
+
+def choose(call: Call, impl: str, first: int, last: int) -> str:
+    """Returns the implementation that is named, or with "auto" the one that fits the bias table."""
+    bias = call.bias
+    exact_by_fft = not call.scaled or (not call.causal and bias.slopes is None)
+    if impl == "auto":
+        wide = min(bias.last, last) - max(bias.first, first) >= max(FFT_PAYS_FROM, (last - first) // 2)
+        return "fft" if wide and exact_by_fft else "chunked"
+    if impl not in IMPLEMENTATIONS:
+        known = ("auto", *IMPLEMENTATIONS)
+        raise ValueError(f"impl must be one of {', '.join(known)}, but is {impl!r}{nearest(impl, known)}")
+    if impl == "recurrent" and not call.causal:
+        raise ValueError("impl='recurrent' cannot do this: it goes from token to token, which needs causal=True")
+    if impl == "fft" and not exact_by_fft:
+        raise ValueError(
+            "impl='fft' cannot do this: it rounds relative to the largest key of a head, and the feature map gives keys scales "
+            "without bounds. Use it without causal=True and slopes, or with 'relu' or 'elu', or take impl='chunked'"
+        )
+    return impl
+
+
+def prepare(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, feature_map: FeatureMap | str, *,
+    scale: float, causal: bool, key_mask: Tensor | None, start: int = 0,
+) -> Call:  # fmt: skip
+    """Applies transforms and the feature map, in the dtype of the sums; the first tokens stand at position `start`."""
+    heads, compute = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    q_positions, k_positions = (torch.arange(start, start + x.shape[2], device=x.device) for x in (q, k))
+    content_q, content_k = terms.content(q, k, q_positions, k_positions)
+    width = content_q.shape[-1]
+    phi = named(feature_map, width, q.device)
+    factor = phi.factor(width=width, head_dim=q.shape[-1], scale=scale)
+    features_q = phi.queries(factor * content_q.to(compute))
+    features_k, log_weight = phi.keys(factor * content_k.to(compute))
+    if features_q.shape[-1] != features_k.shape[-1]:
+        raise ValueError(
+            "feature_map must make as many features of keys as of queries, "
+            f"but {type(phi).__name__} makes {features_k.shape[-1]} and {features_q.shape[-1]}"
+        )
+    features_k, v = per_query_head(features_k, heads), per_query_head(v.to(compute), heads)
+    scaled = log_weight is not None
+    if log_weight is not None:
+        log_weight = per_query_head(log_weight, heads)
+    plain_q = plain_k = None
+    if terms.features is not None:
+        if terms.features.numerator_only:
+            plain_q, plain_k = features_q, features_k
+        features_q, features_k = terms.features.function(features_q, features_k, q_positions, k_positions)
+    if key_mask is not None:
+        visible = log_weight if log_weight is not None else features_k.new_zeros(1, 1, 1)
+        log_weight = visible.masked_fill(~key_mask[:, None], -torch.inf)
+    bias = LagTable(features_q.new_zeros(1, 1), 0) if terms.bias is None else terms.bias.to(compute)
+    if causal and bias.last > 0:
+        bias = LagTable(bias.window(min(bias.first, 0), 0), min(bias.first, 0), bias.slopes)
+    return Call(features_q, plain_q, Keys(features_k, plain_k, v, log_weight), bias, causal, scaled)
+
+
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """Repeats grouped heads, [batch, kv_heads, ...], until each query head has its own."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def visible_keys(keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """Returns the mask of keys, [batch, keys], that lengths and a mask are together, or None."""
+    if lengths is None:
+        return key_mask
+    within = torch.arange(keys, device=lengths.device) < lengths[:, None]
+    return within if key_mask is None else key_mask & within
+
+
+def padded_places(cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the packed token at each place of a padded batch, [sequences, longest], and the length of each sequence."""
+    lengths = cu_seqlens.diff()
+    places = cu_seqlens[:-1, None] + torch.arange(int(lengths.max()), device=cu_seqlens.device)
+    return places.clamp(max=int(cu_seqlens[-1]) - 1), lengths
+
+
+def check_causal(q: Tensor, k: Tensor, causal: bool) -> None:
+    """Raises for causal attention between sequences of two lengths."""
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"causal=True needs as many queries as keys, but there are {q.shape[2]} and {k.shape[2]}: "
+            "to go on with a sequence use lagwise.linear.prefill and lagwise.linear.step"
+        )
+
+
+def check_state(call: Call, state: State) -> None:
+    """Raises for a state that was made by other calls than those that go on with it."""
+    expected = (*call.q.shape[:2], call.q.shape[3], call.keys.values.shape[3])
+    if tuple(state.kv.shape) != expected:
+        raise ValueError(
+            f"state must have kv [batch, heads, features, value_dim] of shape {expected}, but has {tuple(state.kv.shape)}: "
+            "use the feature map and the sizes that it was made with"
+        )
+    known = state.recent.features.shape[2]
+    if known < min(state.length, -call.bias.first - 1):
+        raise ValueError(
+            f"state keeps the last {known} keys, but the bias table reaches {-call.bias.first} lags into the past: "
+            "use the encoding that it was made with"
+        )
