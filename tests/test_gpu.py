@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from oracle import assert_within_budget, make_encoding, make_terms
+from test_codes import CALLS, assert_kernels_within_budget, kernel_call
 
 import lagwise
 from lagwise.impl.lowering import lower
@@ -520,3 +521,42 @@ def test_autocast(impl):
     assert out.dtype == BF16
     assert torch.equal(out, lagwise.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), encoding, impl=impl))
     assert all(g.dtype == F32 for g in torch.autograd.grad(out.float().square().sum(), [q, k, v, *encoding.parameters()]))
+
+
+CODE_SHAPES = {
+    "as published": {"batch": 8, "time": 300, "head_dim": 16, "realizations": 64},
+    "one row, long": {"time": 5000, "head_dim": 8, "realizations": 32},
+    "many realizations": {"batch": 2, "time": 100, "realizations": 256},
+    "bfloat16": {"batch": 3, "time": 130, "realizations": 64, "dtype": torch.bfloat16},
+}
+
+
+@pytest.mark.parametrize("shape", CODE_SHAPES.values(), ids=CODE_SHAPES)
+@pytest.mark.parametrize("kind", [("sine-spe", {"sines": 5}), ("conv-spe", {"kernel_size": 128})], ids=["sine", "conv"])
+def test_code_kernels_are_within_the_budget(kind, shape):
+    assert_kernels_within_budget(*kernel_call(kind, device="cuda", **shape))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_code_kernels_with_every_option(call):
+    kind, options = call
+    assert_kernels_within_budget(*kernel_call(kind, device="cuda", **options))
+
+
+@pytest.mark.parametrize("name", ["sine-spe", "conv-spe"])
+def test_linear_attention_with_codes_repeats_and_grows_with_the_length(name):
+    encoding = lagwise.make(name, heads=4, head_dim=32).cuda()
+
+    def step(time):
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(2, 4, time, 32, device="cuda", requires_grad=True) for _ in range(3))
+        torch.cuda.reset_peak_memory_stats()
+        out = lagwise.linear_attention(q, k, v, encoding, feature_map="relu", seed=torch.tensor(3, device="cuda"))
+        found = torch.autograd.grad(out.square().sum(), [q, k, v, *encoding.parameters()])
+        return torch.cuda.max_memory_allocated(), [out, *found]
+
+    step(2048)
+    (half, _), (whole, first), (_, again) = step(2048), step(4096), step(4096)
+    assert whole < 2.2 * half
+    # The products with v are cuBLAS's, which repeats with a workspace of its own.
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
