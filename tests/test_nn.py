@@ -5,6 +5,7 @@ and with tables that end inside the sequence, so that a position that is off by 
 """
 
 import io
+import itertools
 from copy import deepcopy
 from functools import reduce
 from itertools import pairwise
@@ -25,6 +26,8 @@ DIM, HEADS, LAYERS, TIME = 32, 4, 2, 11
 
 ABSOLUTE = [name for name, kind in lagwise.ENCODINGS.items() if kind.absolute]
 STOCHASTIC = ["sine-spe", "conv-spe"]
+# Those that linear attention can use.
+LINEAR = [name for name in lagwise.ENCODINGS if name not in ("shaw", "huang1", "huang2", "huang3", "huang4", "xl", "xpos")]
 WITH_CAUSAL_FORM = [name for name in lagwise.ENCODINGS if "causal" in options_of(name)]
 
 # A transform alone, beside a table that reads the raw keys, beside one that does not, after another transform, and with `embed`.
@@ -159,10 +162,10 @@ def test_a_stack_is_its_layers_in_a_row(norm):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
-def test_a_name_makes_the_same_stack_as_an_encoding(encoding_name, kind, norm):
-    causal = {"causal": True} if kind is Decoder and encoding_name in WITH_CAUSAL_FORM else {}
-    by_name = spread(stack(kind, encoding_name, norm=norm))
-    encoding = lagwise.make(encoding_name, heads=HEADS, head_dim=DIM // HEADS, dim=DIM, **causal)
+def test_a_name_makes_the_same_stack_as_an_encoding(softmax_name, kind, norm):
+    causal = {"causal": True} if kind is Decoder and softmax_name in WITH_CAUSAL_FORM else {}
+    by_name = spread(stack(kind, softmax_name, norm=norm))
+    encoding = lagwise.make(softmax_name, heads=HEADS, head_dim=DIM // HEADS, dim=DIM, **causal)
     by_object = stack(kind, encoding, norm=norm)
     by_object.load_state_dict(by_name.state_dict())
     x = tokens()
@@ -217,8 +220,8 @@ def test_names_take_the_causal_form_in_causal_stacks(name, per_layer):
     assert forms(RelativeAttention(DIM, heads=HEADS, encoding=name, causal=True)) == {True}
 
 
-def test_a_causal_encoder_equals_a_decoder(encoding_name):
-    encoding = make(encoding_name)
+def test_a_causal_encoder_equals_a_decoder(softmax_name):
+    encoding = make(softmax_name)
     encoder, decoder = stack(Encoder, encoding, causal=True), stack(Decoder, encoding)
     decoder.load_state_dict(encoder.state_dict())
     x = tokens()
@@ -226,8 +229,8 @@ def test_a_causal_encoder_equals_a_decoder(encoding_name):
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2}, {"norm": "post"}, {"cross": True}], ids=str)
-def test_the_future_does_not_leak(encoding_name, options):
-    decoder = stack(Decoder, make(encoding_name), **options)
+def test_the_future_does_not_leak(softmax_name, options):
+    decoder = stack(Decoder, make(softmax_name), **options)
     context = [tokens(time=5)] if "cross" in options else []
     x, seen = tokens(), 5
     changed = torch.cat([x[:, :seen], 100.0 * tokens(time=TIME - seen)], dim=1)
@@ -256,8 +259,8 @@ CHUNKS = [[1] * TIME, [4, 1, 6], [TIME]]
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-def test_decoding_equals_one_pass(encoding_name, chunks, kv_heads):
-    decoder, x = stack(Decoder, make(encoding_name), kv_heads=kv_heads), tokens()
+def test_decoding_equals_one_pass(softmax_name, chunks, kv_heads):
+    decoder, x = stack(Decoder, make(softmax_name), kv_heads=kv_heads), tokens()
     assert_same(in_chunks(decoder, x, chunks), decoder(x))
 
 
@@ -321,8 +324,8 @@ def test_decoding_with_padded_keys(names, masks):
     assert_different(decoder(x)[1], decoder(x, **masks)[1])
 
 
-def test_decoding_with_a_context_projects_it_once(encoding_name):
-    decoder, x, context = stack(Decoder, make(encoding_name), cross=True, kv_heads=2), tokens(), tokens(time=7)
+def test_decoding_with_a_context_projects_it_once(softmax_name):
+    decoder, x, context = stack(Decoder, make(softmax_name), cross=True, kv_heads=2), tokens(), tokens(time=7)
     lengths = torch.tensor([7, 4])
     expected = decoder(x, context, context_lengths=lengths)
     calls = []
@@ -413,8 +416,8 @@ def garbage_outside(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask[..., None], x, 1e3 * torch.randn_like(x))
 
 
-def test_padding_on_the_right_changes_nothing(encoding_name):
-    encoder, lengths = stack(Encoder, make(encoding_name)), torch.tensor([TIME, 4, 1])
+def test_padding_on_the_right_changes_nothing(softmax_name):
+    encoder, lengths = stack(Encoder, make(softmax_name)), torch.tensor([TIME, 4, 1])
     mask = torch.arange(TIME) < lengths[:, None]
     x = garbage_outside(tokens(batch=3), mask)
     by_lengths, by_mask = encoder(x, lengths=lengths), encoder(x, key_mask=mask)
@@ -438,8 +441,8 @@ def test_padding_on_the_left_changes_nothing(relative_name, kind):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
-def test_packing_changes_nothing(encoding_name, kind, dtype):
-    model, x = stack(kind, make(encoding_name)), tokens(batch=1)
+def test_packing_changes_nothing(softmax_name, kind, dtype):
+    model, x = stack(kind, make(softmax_name)), tokens(batch=1)
     # One of the sequences is empty.
     ends = [0, 1, 5, 5, TIME]
     out = model(x, cu_seqlens=torch.tensor(ends, dtype=dtype))
@@ -562,18 +565,18 @@ def test_checkpointing_of_single_layers(impl):
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
-def test_gradients_reach_every_parameter_of_the_encoding(encoding_name, kind):
-    model = stack(kind, make(encoding_name))
+def test_gradients_reach_every_parameter_of_the_encoding(softmax_name, kind):
+    model = stack(kind, make(softmax_name))
     (model(tokens()) * tokens()).sum().backward()
     # The last offset of one MLP for all visible lags is added to all logits of a row, which softmax does not see.
-    one_mlp = encoding_name == "at5-free" or (encoding_name == "at5" and kind is Decoder)
+    one_mlp = softmax_name == "at5-free" or (softmax_name == "at5" and kind is Decoder)
     for name, parameter in model.encoding.named_parameters():
         largest = 0.0 if parameter.grad is None else float(parameter.grad.abs().max())
         assert (largest < 1e-12) if one_mlp and name == "readout.offset3" else (largest > 1e-7), name
 
 
-def test_parameters_come_back_from_a_file(encoding_name):
-    saved, fresh = (spread(Encoder(DIM, layers=LAYERS, heads=HEADS, encoding=encoding_name)).eval() for _ in range(2))
+def test_parameters_come_back_from_a_file(softmax_name):
+    saved, fresh = (spread(Encoder(DIM, layers=LAYERS, heads=HEADS, encoding=softmax_name)).eval() for _ in range(2))
     x = tokens().float()
     assert_different(saved(x), fresh(x))
     file = io.BytesIO()
@@ -585,8 +588,8 @@ def test_parameters_come_back_from_a_file(encoding_name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [Encoder, Decoder])
-def test_stacks_move_to_another_dtype(encoding_name, kind, dtype):
-    model, x = stack(kind, make(encoding_name)).to(dtype), tokens().to(dtype)
+def test_stacks_move_to_another_dtype(softmax_name, kind, dtype):
+    model, x = stack(kind, make(softmax_name)).to(dtype), tokens().to(dtype)
     out = model(x)
     assert out.dtype == dtype
     # All of it, back in float64, is the same function of the same numbers: outputs are of size one and round in a few places.
@@ -618,3 +621,241 @@ def test_a_refused_call_leaves_the_cache_alone():
     with pytest.raises(ValueError, match="context must be given"):
         decoder(tokens(), cache=cache)
     assert cache.length == 0
+
+
+# Linear attention
+
+
+LINEAR_SUMS = ["rotary + t5", "sinusoidal + alibi", "sine-spe + t5-free", "permute + at5"]
+
+
+def linear_stack(kind: type[Stack], encoding: Encoding | str | list | None, **options) -> Stack:
+    return stack(kind, encoding, **{"attention": "linear", "impl": "auto", **options})
+
+
+def linear_written_out(layer: RelativeAttention, x: Tensor, context: Tensor | None = None, **options) -> Tensor:
+    """Projects, calls linear attention with all pairs written out, projects back."""
+    source = x if context is None else context
+    q, k, v = (
+        linear(y).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+        for linear, y in ((layer.q, x), (layer.k, source), (layer.v, source))
+    )
+    options = {"feature_map": layer.feature_map, "impl": "dense", **options}
+    return layer.out(lagwise.linear_attention(q, k, v, layer.encoding, **options).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("feature_map", ["favor", "relu", "elu"])
+@pytest.mark.parametrize("names", [*LINEAR, "rotary + t5"])
+def test_linear_attention_equals_its_formula(names, feature_map):
+    if lagwise.ENCODINGS.get(names, lagwise.NoEncoding).absolute:
+        pytest.skip("acts on the input of a stack")
+    options = {"heads": HEADS, "kv_heads": 2, "attention": "linear", "feature_map": feature_map}
+    for causal in (False, True):
+        layer = RelativeAttention(DIM, encoding=make(names), causal=causal, **options).double().eval()
+        x, seed = tokens(), torch.tensor(5)
+        assert_same(layer(x, seed=seed), linear_written_out(layer, x, causal=causal, seed=seed))
+    layer = RelativeAttention(DIM, **options).double().eval()
+    context = tokens(time=7)
+    assert_same(layer(x, context), linear_written_out(layer, x, context))
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+@pytest.mark.parametrize("linear_name", LINEAR)
+def test_linear_stacks_by_name_and_by_object(linear_name, kind, per_layer):
+    if per_layer and lagwise.ENCODINGS[linear_name].absolute:
+        pytest.skip("acts on the input of a stack, once")
+    causal = {"causal": True} if kind is Decoder and linear_name in WITH_CAUSAL_FORM else {}
+    by_name = spread(linear_stack(kind, linear_name, per_layer=per_layer))
+    made = [lagwise.make(linear_name, heads=HEADS, head_dim=DIM // HEADS, dim=DIM, **causal) for _ in range(LAYERS)]
+    by_object = linear_stack(kind, made if per_layer else made[0])
+    x = tokens()
+    assert_different(by_object(x), by_name(x))
+    by_object.load_state_dict(by_name.state_dict())
+    assert_same(by_object(x), by_name(x))
+    assert_different(linear_stack(kind, linear_name, feature_map="relu")(x), by_name(x))
+
+
+@pytest.mark.parametrize("names", ["t5", "alibi", "kerple", "rotary", "permute", "rotary + t5"])
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+def test_one_encoding_for_all_linear_layers_equals_the_same_one_in_each(names, kind):
+    encoding, x = make(names), tokens()
+    shared = linear_stack(kind, encoding, feature_map="relu")
+    own = with_weights_of(shared, linear_stack(kind, [encoding] * LAYERS, feature_map="relu"))
+    assert_same(own(x), shared(x))
+
+
+@pytest.mark.parametrize("names", [*LINEAR, *LINEAR_SUMS])
+def test_linear_decoding_equals_one_pass(names):
+    decoder, x = linear_stack(Decoder, make(names), kv_heads=2), tokens()
+    for chunks in CHUNKS:
+        assert_same(in_chunks(decoder, x, chunks), decoder(x))
+    changed = torch.cat([x[:, :5], 100.0 * tokens(time=TIME - 5)], dim=1)
+    assert_same(decoder(changed)[:, :5], decoder(x)[:, :5])
+
+
+@pytest.mark.parametrize("feature_map", ["relu", "elu", "module"])
+def test_linear_decoding_with_an_encoding_for_each_layer(feature_map):
+    feature_map = lagwise.Favor(DIM // HEADS, features=12) if feature_map == "module" else feature_map
+    decoder, x = linear_stack(Decoder, [make("t5"), make("rotary")], feature_map=feature_map, scale=1.0), tokens()
+    assert_same(in_chunks(decoder, x, [4, 1, 6]), decoder(x))
+
+
+@pytest.mark.parametrize("feature_map", ["favor", "relu"])
+@pytest.mark.parametrize("names", ["none", "t5", "sine-spe"])
+def test_linear_decoding_with_a_context_reads_it_once(names, feature_map):
+    options = {"cross": True, "kv_heads": 2, "feature_map": feature_map}
+    decoder, x, context = linear_stack(Decoder, make(names), **options), tokens(), tokens(time=7)
+    mask, lengths = torch.arange(7) >= torch.tensor([[2], [0]]), torch.tensor([7, 4])
+    alone = torch.cat([decoder(x[:1], context[:1, 2:]), decoder(x[1:], context[1:, :4])])
+    masks = {"context_mask": mask, "context_lengths": lengths}
+    assert_same(decoder(x, context, **masks), alone)
+    calls = []
+    for layer in decoder.layers:
+        for linear in (layer.cross.k, layer.cross.v):
+            linear.register_forward_hook(lambda linear, _, out: calls.append(linear))
+    assert_same(in_chunks(decoder, x, [4, 1, 6], context, **masks), alone)
+    assert len(calls) == len(set(calls)) == 2 * LAYERS
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"key_mask": torch.arange(TIME) >= torch.tensor([[0], [3]])},
+        {"lengths": torch.tensor([TIME, 4])},
+        {"key_mask": torch.arange(TIME) >= torch.tensor([[2], [0]]), "lengths": torch.tensor([TIME, 4])},
+    ],
+    ids=["left", "right", "both"],
+)
+@pytest.mark.parametrize("names", ["t5", "alibi", "sine-spe"])
+def test_linear_decoding_with_padded_keys(names, masks):
+    decoder, x = linear_stack(Decoder, make(names)), tokens()
+    assert_same(in_chunks(decoder, x, [5, 1, 5], **masks), decoder(x, **masks))
+    assert_different(decoder(x)[1], decoder(x, **masks)[1])
+
+
+@pytest.mark.parametrize("names", ["t5", "alibi", "rotary", "permute", "sine-spe", "learned"])
+def test_select_reorders_the_rows_of_a_linear_cache(names):
+    decoder, x, context = linear_stack(Decoder, make(names), cross=True), tokens(batch=3), tokens(batch=3, time=5)
+    cache, rows, after = decoder.new_cache(), torch.tensor([2, 0, 0, 1]), tokens(batch=4, time=3)
+    cache.select(rows)
+    assert cache.length == 0
+    decoder(x[:, :6], context, cache=cache)
+    cache.select(rows)
+    out = decoder(after, torch.zeros(4, 5, DIM, dtype=torch.float64), cache=cache)
+    assert_same(out, decoder(torch.cat([x[rows, :6], after], dim=1), context[rows])[:, 6:])
+
+
+def test_a_linear_cache_does_not_grow():
+    decoder, sizes = linear_stack(Decoder, make("t5-free"), cross=True), set()
+    for time in (20, 40):
+        cache = decoder.new_cache()
+        for part in (tokens(time=time), tokens(time=1)):
+            decoder(part, tokens(time=time), cache=cache)
+        states = [cache.state for cache in (*cache.self_attention, *cache.cross_attention)]
+        tensors = [x for state in states for x in (state.kv, state.mass, state.top, *state.recent) if x is not None]
+        sizes.add(sum(x.untyped_storage().nbytes() for x in tensors))
+        assert cache.length == time + 1
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("linear_name", LINEAR)
+def test_padding_and_packing_change_nothing_in_linear_stacks(linear_name):
+    for kind in (Encoder, Decoder):
+        model, lengths = linear_stack(kind, make(linear_name)), torch.tensor([TIME, 4, 1])
+        mask = torch.arange(TIME) < lengths[:, None]
+        x = garbage_outside(tokens(batch=3), mask)
+        by_lengths, by_mask = model(x, lengths=lengths), model(x, key_mask=mask)
+        for row, length in enumerate(lengths.tolist()):
+            alone = model(x[row : row + 1, :length])
+            assert_same(by_lengths[row : row + 1, :length], alone)
+            assert_same(by_mask[row : row + 1, :length], alone)
+        x, ends = tokens(batch=1), [0, 1, 5, 5, TIME]
+        alone = [model(x[:, start:stop]) for start, stop in pairwise(ends) if stop > start]
+        assert_same(model(x, cu_seqlens=torch.tensor(ends)), torch.cat(alone, dim=1))
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder])
+@pytest.mark.parametrize("linear_name", LINEAR)
+def test_gradients_reach_every_parameter_of_a_linear_stack(linear_name, kind):
+    model = linear_stack(kind, make(linear_name))
+    (model(tokens()) * tokens()).sum().backward()
+    # The last offset of one MLP for all visible lags is a factor of all weights of a row, which cancels.
+    one_mlp = linear_name == "at5-free" or (linear_name == "at5" and kind is Decoder)
+    for name, parameter in model.named_parameters():
+        largest = 0.0 if parameter.grad is None else float(parameter.grad.abs().max())
+        assert (largest < 1e-12) if one_mlp and name == "encoding.readout.offset3" else (largest > 1e-7), name
+
+
+def test_every_layer_has_its_own_projection_and_a_module_is_shared():
+    decoder = linear_stack(Decoder, make("sine-spe"), cross=True)
+    maps = [module for module in decoder.modules() if isinstance(module, lagwise.Favor)]
+    # Stochastic encodings make queries as wide as their realizations; the context has no positions.
+    assert [tuple(favor.projection.shape) for favor in maps] == [(256, 16), (256, DIM // HEADS)] * LAYERS
+    assert_different(maps[0].projection, maps[2].projection)
+    favor = lagwise.Favor(DIM // HEADS)
+    encoder = linear_stack(Encoder, "t5", feature_map=favor)
+    assert {layer.attention.feature_map for layer in encoder.layers} == {favor}
+    assert not any(isinstance(module, lagwise.Favor) for module in linear_stack(Encoder, "t5", feature_map="relu").modules())
+
+
+def test_projections_are_drawn_on_demand_alone():
+    encoder, x = linear_stack(Encoder, make("t5")).train(), tokens()
+    first, state = encoder(x), deepcopy(encoder.state_dict())
+    assert torch.equal(encoder(x), first)
+    torch.manual_seed(1)
+    encoder.redraw()
+    second = encoder(x)
+    assert_different(second, first)
+    torch.manual_seed(1)
+    encoder.redraw()
+    assert torch.equal(encoder(x), second)
+    encoder.load_state_dict(state)
+    assert torch.equal(encoder(x), first)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_layers_share_codes_and_own_their_gates(name, attention):
+    encoding = make(name)
+    encoder = stack(Encoder, encoding, per_layer="gate", layers=3, impl="auto", attention=attention)
+    own = [layer.attention.encoding for layer in encoder.layers]
+    assert len({id(each.gate) for each in own}) == 3 and own[0] is encoding
+    for key, parameter in encoding.named_parameters():
+        assert key == "gate" or all(dict(each.named_parameters())[key] is parameter for each in own)
+    plain = stack(Encoder, None, layers=3, impl="auto", attention=attention)
+    assert size(encoder) == size(plain) + size(encoding) + 2 * encoding.gate.numel()
+    decoder, x = stack(Decoder, name, per_layer="gate", impl="auto", attention=attention), tokens()
+    assert_same(in_chunks(decoder, x, [4, 1, 6]), decoder(x))
+    if attention == "linear":
+        favor = encoder.layers[0].attention.feature_map
+        for layer in encoder.layers:
+            layer.attention.feature_map = favor
+    # With shut gates all layers make the same of the same input, in training as well; open ones have noise of their own.
+    for training, gate in itertools.product((False, True), (-200.0, 0.0)):
+        with torch.no_grad():
+            for each in own:
+                each.gate.fill_(gate)
+        outs = attention_outputs(deepcopy(encoder).train(training), tokens())
+        for other in outs[1:]:
+            if gate < 0.0:
+                assert_same(other, outs[0])
+            else:
+                assert not torch.allclose(other, outs[0], rtol=1e-3)
+
+
+def test_linear_layers_with_their_own_encodings_draw_their_own_codes():
+    encoding, favor = make("sine-spe"), lagwise.Favor(16)
+    for given, same in ((encoding, True), ([encoding, deepcopy(encoding)], False)):
+        outs = attention_outputs(linear_stack(Encoder, given, feature_map=favor), tokens())
+        (assert_same if same else assert_different)(outs[1], outs[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("linear_name", LINEAR)
+def test_linear_stacks_move_to_another_dtype(linear_name, dtype):
+    model, x = linear_stack(Decoder, make(linear_name), feature_map="elu").to(dtype), tokens().to(dtype)
+    out = model(x)
+    exact = model.double()(x.double())
+    assert out.dtype == dtype
+    assert float((out.double() - exact).detach().abs().max()) <= 16 * torch.finfo(dtype).eps
