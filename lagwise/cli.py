@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,9 @@ except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install 'lagwise[cli]'") from error
 
 if TYPE_CHECKING:
-    from lagwise.bench.attention import Case
+    import torch
+
+    from lagwise.bench.records import Case
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +27,9 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory bes
 app.add_typer(bench_app, name="bench")
 # A table that is piped to a file keeps its columns.
 console = Console(width=None if sys.stdout.isatty() else 160)
+
+COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
+DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak MiB"]
 
 
 @app.command()
@@ -78,18 +84,16 @@ def bench_attention(
     import torch
 
     from lagwise.bench import attention as bench
+    from lagwise.bench.records import machine, save
 
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = chosen_device(device)
     kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
     if sweep and (encoding or deterministic):
         raise typer.BadParameter("it measures encodings of its own, and no deterministic mode", param_hint="--sweep")
     turns = repeats or (2 if sweep and where.type == "cpu" else 7)
-    facts = bench.machine(where)
+    facts = machine(where)
     path = out / f"{'sweep' if sweep else 'attention'}-{where.type}-{facts['date']}.jsonl"
-    table = Table(
-        "case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB",
-        title=f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {kind}, {facts['date']}",
-    )  # fmt: skip
+    table = Table(*COLUMNS, title=title(facts, kind))
     options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
     notes: list[str] = []
     with console.status("warming up") as status:
@@ -98,7 +102,7 @@ def bench_attention(
                 records = bench.run_sweep(
                     length, progress=lambda name, length=length: status.update(f"T = {length}: {name}"), **options
                 )
-                bench.save(records, path)
+                save(records, path)
                 notes += add_rows(table, records)
         else:
             for case in chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time):
@@ -106,22 +110,72 @@ def bench_attention(
                     case, deterministic=deterministic,
                     progress=lambda name, case=case: status.update(f"{case.words}: {name}"), **options,
                 )  # fmt: skip
-                bench.save(records, path)
+                save(records, path)
                 notes += add_rows(table, records, words=case.words)
-    console.print(table)
-    for note in notes:
-        console.print(note, markup=False, highlight=False)
-    console.print(f"saved to {path}")
-    if sweep:
-        try:
-            console.print(f"drawn to {draw_plot(path, path.with_suffix('.png'))}")
-        except ImportError as error:
-            console.print(f"{error}; `lagwise bench plot {path.name}` then draws it, on any machine", markup=False)
+    show(table, notes, path, sweep=sweep)
+
+
+@bench_app.command("linear")
+def bench_linear(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    encoding: Annotated[list[str] | None, typer.Option(help="Of ours, only this encoding and none; may be repeated.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all shapes; in a sweep, stop there.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal attention; the goals are for attention both ways.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only plain linear attention, and ours without positions and with SPE.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure against the length instead, and draw a plot.")] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Time a decoding step near and far from the start of a sequence instead.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare linear attention with encodings to linear attention without.
+
+    In each shape, linear attention without positions (plain code with the features relu(x) + 0.001), ours, softmax attention
+    without positions, and SPE as published, its codes written out, run in turns on the same tensors. The ratio is to the first of
+    these in the same turn: 1.0 would be positions for free. Training is forward and backward with the gradients of the
+    encoding, and the peak is its memory with all inputs. The median of the turns counts.
+
+    With --decode, the ratio is to the step at the first position. Lines that failed or were left out say why.
+    """
+    import torch
+
+    from lagwise.bench import linear as bench
+    from lagwise.bench.records import machine, save
+
+    where, kind = chosen_device(device), getattr(torch, dtype)
+    check_encodings(encoding, bench.DECODED if decode else list(bench.OPTIONS))
+    if decode and (sweep or time or causal or quick):
+        raise typer.BadParameter("it has no length to choose, and nothing beside ours", param_hint="--decode")
+    facts = machine(where)
+    name = "linear-decode" if decode else "linear-sweep" if sweep else "linear"
+    path = out / f"{name}-{where.type}-{facts['date']}.jsonl"
+    options = {"device": where, "dtype": kind, "encodings": encoding}
+    options["repeats"] = repeats or (2 if sweep and where.type == "cpu" else 7)
+    table = Table(*(DECODE_COLUMNS if decode else COLUMNS), title=title(facts, kind))
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        if decode:
+            records = bench.run_decode(progress=status.update, **options)
+            save(records, path)
+            notes += add_decode_rows(table, records)
+        else:
+            for shape in bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time):
+                records = bench.run(
+                    replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear",
+                    progress=lambda name, shape=shape: status.update(f"T = {shape.time}: {name}"), **options,
+                )  # fmt: skip
+                save(records, path)
+                notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
+    show(table, notes, path, sweep=sweep)
 
 
 @bench_app.command("plot")
 def bench_plot(
-    file: Annotated[Path, typer.Argument(help="JSON lines of `lagwise bench attention --sweep`.", exists=True, dir_okay=False)],
+    file: Annotated[Path, typer.Argument(help="JSON lines of a --sweep of `lagwise bench`.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="The picture; beside the lines unless given.")] = None,
 ) -> None:
     """Draw time and memory against the length from the saved lines of a sweep.
@@ -137,6 +191,31 @@ def bench_plot(
         raise typer.Exit(1) from error
 
 
+def chosen_device(name: str) -> "torch.device":
+    """Returns the device of this name, or with "auto" a GPU where there is one."""
+    import torch
+
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:
+    """Returns what the numbers of a table depend on, in one line."""
+    return f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {dtype}, {facts['date']}"
+
+
+def show(table: Table, notes: list[str], path: Path, *, sweep: bool) -> None:
+    """Prints a table and the notes on it, and where its numbers are; draws those of a sweep."""
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    console.print(f"saved to {path}")
+    if sweep:
+        try:
+            console.print(f"drawn to {draw_plot(path, path.with_suffix('.png'))}")
+        except ImportError as error:
+            console.print(f"{error}; `lagwise bench plot {path.name}` then draws it, on any machine", markup=False)
+
+
 def draw_plot(lines: Path, picture: Path) -> Path:
     """Draws the saved lines of a sweep, and returns where."""
     from lagwise.bench import plot
@@ -147,12 +226,16 @@ def draw_plot(lines: Path, picture: Path) -> Path:
 
 def chosen_cases(cases: list["Case"], encodings: list[str] | None, time: int | None) -> list["Case"]:
     """Returns the cases of the given encodings, at the given length."""
-    known = sorted({case.encoding for case in cases})
-    for name in encodings or []:
-        if name not in known:
-            raise typer.BadParameter(f"no case of {name!r}; there are {', '.join(known)}", param_hint="--encoding")
+    check_encodings(encodings, sorted({case.encoding for case in cases}))
     chosen = [case for case in cases if not encodings or case.encoding in encodings]
     return chosen if time is None else [case.at(time) for case in chosen]
+
+
+def check_encodings(names: list[str] | None, known: list[str]) -> None:
+    """Raises for encodings that are not measured."""
+    for name in names or []:
+        if name not in known:
+            raise typer.BadParameter(f"no case of {name!r}; there are {', '.join(known)}", param_hint="--encoding")
 
 
 def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") -> list[str]:
@@ -164,9 +247,11 @@ def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") ->
         impl = f" ({record['impl']})" if record.get("impl") else ""
         tiles = " (cut tiles)" if isinstance(record.get("tiles"), dict) else ""
         if "error" in record:
-            table.add_row(*labels, record["contender"] + impl + tiles, "-", "-", "-", "-", "", "-")
+            table.add_row(*labels, record["contender"] + impl + tiles, "-", "-", "-", "-", "", "-", "-")
             notes.append(f"{words} {shape}, {record['contender']}: {record['error']}".strip())
             continue
+        # Goals are for ours alone, and not for its deterministic mode.
+        promised = record["contender"] in ("lagwise", f"lagwise, {record['encoding']}")
         table.add_row(
             *labels,
             record["contender"] + impl + tiles,
@@ -174,8 +259,24 @@ def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") ->
                 "-" if record[name] is None else f"{record[name]:.{digits}f}"
                 for name, digits in (("forward_ms", 3), ("forward_ratio", 2), ("training_ms", 3), ("training_ratio", 2))
             ),
-            f"{record['goal']:.2f}" if record["goal"] and record["contender"] == "lagwise" else "",
+            f"{record['goal']:.2f}" if record["goal"] and promised else "",
             f"{record['held_bytes'] / 2**20:.0f}",
+            ("-" if record["memory_ratio"] is None else f"{record['memory_ratio']:.2f}")
+            + (f" (goal {record['memory_goal']:.2f})" if record["memory_goal"] and promised else ""),
         )
     table.add_section()
+    return notes
+
+
+def add_decode_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:
+    """Adds the lines of decoding steps to the table, and returns what there is to say about those without numbers."""
+    notes = []
+    for record in records:
+        labels = [record["contender"], "B{batch} H{heads} D{head_dim}".format(**record), f"{record['position']:,}"]
+        if "error" in record:
+            table.add_row(*labels, "-", "-", "-")
+            notes.append(f"{record['contender']}, position {record['position']:,}: {record['error']}")
+            continue
+        ratio = "-" if record["step_ratio"] is None else f"{record['step_ratio']:.2f}"
+        table.add_row(*labels, f"{record['step_ms']:.3f}", ratio, f"{record['peak_bytes'] / 2**20:.1f}")
     return notes

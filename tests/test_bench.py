@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from typer.testing import CliRunner
 import lagwise
 from lagwise.bench import attention as bench
 from lagwise.bench import baselines, plot, timing
-from lagwise.bench.baselines import Contender
+from lagwise.bench import linear as bench_linear
+from lagwise.bench.contenders import Contender
+from lagwise.bench.records import Case
 from lagwise.bench.timing import Measured, measure, peak_memory, ratios
 from lagwise.cli import app
 
@@ -157,7 +160,7 @@ def unweighed(monkeypatch):
 
 
 def run_tiny(**options):
-    records = bench.run(bench.Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench.run(Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -179,14 +182,15 @@ def test_a_line_has_numbers_or_an_error(monkeypatch):
     assert records["broken"]["error"] == "RuntimeError: out of resource" and "training_ms" not in records["broken"]
     assert records["cut"]["tiles"] == 32 and records["cut"]["training_ms"] > 0
     assert records["too large"]["error"] == "left out: it does not fit"
-    assert "error" not in records["plain"] and records["plain"]["training_ratio"] == 1.0
+    assert "error" not in records["plain"] and records["plain"]["training_ratio"] == records["plain"]["memory_ratio"] == 1.0
 
 
 @pytest.mark.usefixtures("unweighed")
 def test_without_its_anchor_a_line_has_no_ratio(monkeypatch):
     monkeypatch.setattr(bench, "plain_contenders", lambda q, k, v, *, causal: {"plain": [Contender(fails)]})
     records = run_tiny(quick=True)
-    assert records["plain"]["error"] and records["lagwise"]["training_ratio"] is None and records["lagwise"]["training_ms"] > 0
+    assert records["plain"]["error"] and records["lagwise"]["training_ms"] > 0
+    assert records["lagwise"]["training_ratio"] is None and records["lagwise"]["memory_ratio"] is None
 
 
 @pytest.mark.usefixtures("unweighed")
@@ -305,12 +309,195 @@ def test_a_sweep_has_encodings_of_its_own():
     assert result.exit_code == 2 and "--sweep" in result.output
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_plain_linear_attention_is_ours_without_positions(causal):
+    q, k, v = (torch.randn(2, 3, 50, 8) for _ in range(3))
+    expected = lagwise.linear_attention(q, k, v, feature_map="relu", causal=causal, impl="dense")
+    torch.testing.assert_close(baselines.plain_linear(q, k, v, causal=causal), expected)
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gated", "ungated"])
+@pytest.mark.parametrize("name, options", [("sine-spe", {"sines": 3}), ("conv-spe", {"kernel_size": 4})], ids=str)
+def test_published_codes_average_to_the_exact_kernel(name, options, gated):
+    torch.manual_seed(0)
+    time, draws = 7, 20_000
+    encoding = lagwise.make(name, heads=2, head_dim=3, realizations=draws, gated=gated, **options)
+    with torch.no_grad():
+        codes_q, codes_k = baselines.published_codes(encoding, time)
+        products = codes_q[:, :, :, None] * codes_k[:, :, None]
+        gain = encoding.exact_terms(1 - time, time - 1, scale=1.0).gain
+        lags = torch.arange(time) - torch.arange(time)[:, None]
+        expected = gain.at(lags).permute(0, 3, 1, 2)
+    error = (products.mean(-1) - expected) / (products.std(-1) / draws**0.5)
+    # Of some 300 errors, which are standard normal but for neighbours that depend on each other.
+    assert error.abs().max() < 5.0 and abs(float(error.square().mean().sqrt()) - 1.0) < 0.4
+
+
+@pytest.mark.parametrize("name, options", [("sine-spe", {"sines": 3}), ("conv-spe", {"kernel_size": 4})], ids=str)
+def test_published_spe_estimates_what_ours_does(name, options):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 12, 4) for _ in range(3))
+    encoding = lagwise.make(name, heads=2, head_dim=4, realizations=16, **options)
+    with torch.no_grad():
+        theirs = torch.stack([baselines.published_spe(q, k, v, encoding, causal=False) for _ in range(1000)])
+        ours = torch.stack([lagwise.linear_attention(q, k, v, encoding, feature_map="relu") for _ in range(1000)])
+    error = (theirs.mean(0) - ours.mean(0)) / ((theirs.var(0) + ours.var(0)) / 1000).sqrt()
+    # The features see the noise before its mean is taken, so that our noise, which is not quite normal, gives nearly the same.
+    assert error.abs().max() < 5.0
+
+
+def run_linear(**options):
+    shape = Case("none", 2, 2, 32, 8, causal=options.pop("causal", False))
+    records = bench_linear.run(shape, device=CPU, dtype=torch.float32, repeats=1, **options)
+    return {record["contender"]: record for record in records}
+
+
+OURS = ["lagwise, none", "lagwise, sine-spe", "lagwise, conv-spe", "lagwise, rotary", "lagwise, permute"]
+
+
+@pytest.mark.usefixtures("unweighed")
+@pytest.mark.parametrize("causal", [False, True])
+def test_linear_attention_has_a_line_for_each_contender(causal):
+    records = run_linear(causal=causal)
+    assert list(records) == ["plain", *OURS, "softmax", "published, sine", "published, conv"]
+    for name, record in records.items():
+        assert record["bench"] == "linear" and record["causal"] == causal and record["goal"] is None
+        assert record["training_ms"] > 0 and record["forward_ms"] > 0 and record["memory_ratio"] > 0, name
+    assert records["plain"]["training_ratio"] == 1.0
+    assert records["lagwise, conv-spe"]["options"] == records["published, conv"]["options"]
+
+
+@pytest.mark.usefixtures("unweighed")
+def test_linear_attention_quickly_or_with_some_encodings():
+    assert list(run_linear(quick=True)) == ["plain", *OURS[:3]]
+    assert list(run_linear(encodings=["rotary"])) == ["plain", "lagwise, none", "lagwise, rotary", "softmax"]
+
+
+def test_goals_of_linear_attention_are_those_of_their_shapes():
+    gpu = torch.device("cuda")
+    assert [(shape.batch, shape.time) for shape in bench_linear.SHAPES["cuda"]] == [(8, 4096), (4, 16384)]
+    for shape in bench_linear.SHAPES["cuda"]:
+        cases = {name: bench_linear.ours(shape, name, gpu) for name in bench_linear.OPTIONS}
+        goals = {name: (case.goal, case.memory_goal) for name, case in cases.items() if case.goal}
+        assert goals == {"sine-spe": (2.0, 1.5), "conv-spe": (4.0, 1.5)}
+        assert bench_linear.ours(replace(shape, causal=True), "sine-spe", gpu).goal is None
+        assert bench_linear.ours(shape.at(64), "sine-spe", gpu).goal is None
+    (shape,) = bench_linear.SHAPES["cpu"]
+    assert [bench_linear.ours(shape, name, CPU).goal for name in ("none", "sine-spe", "conv-spe")] == [None, 3.0, 12.0]
+
+
+def test_a_sweep_of_linear_attention_reaches_a_million_tokens():
+    shapes = bench_linear.sweep_shapes(torch.device("cuda"))
+    tokens = [(shape.batch, shape.time) for shape in shapes]
+    assert tokens == [(64, 1024), (16, 4096), (4, 16384), (1, 65536), (1, 262144), (1, 1048576)]
+    assert [(shape.batch, shape.time) for shape in bench_linear.sweep_shapes(CPU, 4096)] == [(1, 1024), (1, 4096)]
+
+
+@pytest.mark.usefixtures("unweighed")
+def test_what_is_too_long_or_too_large_is_left_out(monkeypatch):
+    monkeypatch.setitem(baselines.SOFTMAX_UP_TO, "cpu", 31)
+    monkeypatch.setattr(baselines, "CODES_BYTES", 10**6)
+    records = run_linear()
+    assert (
+        records["softmax"]["error"].startswith("left out: the time") and "here 32; it ends at 31" in records["softmax"]["error"]
+    )
+    for name in ("published, sine", "published, conv"):
+        assert records[name]["error"].startswith("left out: codes for 32 positions") and "training_ms" not in records[name]
+
+
+@pytest.fixture
+def tiny_linear(monkeypatch):
+    """Lets the measurements of linear attention be quick."""
+    monkeypatch.setitem(bench_linear.SHAPES, "cpu", [Case("none", 1, 2, 32, 8)])
+    monkeypatch.setitem(bench_linear.SWEEP_TIMES, "cpu", [16, 32, 64])
+    monkeypatch.setattr(bench_linear, "DECODE", Case("none", 1, 2, 1, 8, causal=True))
+    small = {"none": {}, "sine-spe": {"sines": 2}, "conv-spe": {"kernel_size": 4}, "rotary": {}}
+    monkeypatch.setattr(bench_linear, "OPTIONS", small)
+
+
+def invoke_linear(folder: Path, *options: str):
+    result = CliRunner().invoke(app, ["bench", "linear", "--device", "cpu", "--repeats", "1", "--out", str(folder), *options])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.usefixtures("tiny_linear")
+def test_bench_linear_prints_a_table_and_saves_its_numbers(tmp_path):
+    output = invoke_linear(tmp_path)
+    assert "published, conv" in output and "3.00" in output and "12.00" in output and "saved to" in output
+    records = read_lines(tmp_path, "linear")
+    assert [record["goal"] for record in records] == [None, None, 3.0, 12.0, None, None, None, None]
+    for record in records:
+        assert record["training_ms"] > 0 and record["peak_bytes"] > 0 and record["dtype"] == "float32" and record["commit"]
+
+
+@pytest.mark.usefixtures("tiny_linear", "unweighed")
+def test_bench_linear_takes_a_length_and_a_mask(tmp_path):
+    assert "relu, causal" in invoke_linear(tmp_path, "--time", "48", "--causal", "--quick", "--encoding", "sine-spe")
+    records = read_lines(tmp_path, "linear")
+    assert [record["contender"] for record in records] == ["plain", "lagwise, none", "lagwise, sine-spe"]
+    assert all(record["time"] == 48 and record["causal"] and record["goal"] is None for record in records)
+
+
+@pytest.mark.usefixtures("tiny_linear", "unweighed")
+def test_a_sweep_of_linear_attention_saves_its_lines_and_a_plot(tmp_path, monkeypatch):
+    monkeypatch.setitem(baselines.SOFTMAX_UP_TO, "cpu", 16)
+    assert "here 32; it ends at 16" in invoke_linear(tmp_path, "--sweep", "--time", "32")
+    lines = read_lines(tmp_path, "linear-sweep")
+    assert {(line["bench"], line["batch"], line["time"]) for line in lines} == {("linear sweep", 1, 16), ("linear sweep", 1, 32)}
+    assert [line["contender"] for line in lines if "error" in line] == ["softmax"]
+    (picture,) = tmp_path.glob("linear-sweep-cpu-*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("tiny_linear", "unweighed")
+def test_decoding_is_timed_near_and_far(tmp_path):
+    assert "1,000,000" in invoke_linear(tmp_path, "--decode")
+    lines = read_lines(tmp_path, "linear-decode")
+    assert [(line["contender"], line["position"]) for line in lines] == [
+        (f"lagwise, {name}", position) for name in bench_linear.DECODED for position in (100, 1_000_000)
+    ]
+    assert all(line["step_ms"] > 0 and line["peak_bytes"] > 0 for line in lines)
+    assert all(line["step_ratio"] == 1.0 for line in lines if line["position"] == 100)
+
+
+@pytest.mark.usefixtures("tiny_linear", "unweighed")
+def test_a_decoding_step_that_fails_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_linear, "decoding_steps", lambda *arguments: {"100": fails, "1000000": lambda: None})
+    assert "out of resource" in invoke_linear(tmp_path, "--decode", "--encoding", "none")
+    near, far = read_lines(tmp_path, "linear-decode")
+    assert near["error"] and far["step_ms"] > 0 and far["step_ratio"] is None
+
+
+def test_decoding_steps_differ_in_their_position_alone(monkeypatch):
+    monkeypatch.setattr(bench_linear, "DECODE", Case("none", 1, 2, 1, 8, causal=True))
+    for name, same in (("none", True), ("rotary", False)):
+        encoding = lagwise.make(name, heads=2, head_dim=8)
+        near, far = (step() for step in bench_linear.decoding_steps(encoding, CPU, torch.float32).values())
+        assert torch.equal(near, far) == same
+
+
+@pytest.mark.parametrize(
+    "options, hint",
+    [
+        (["--encoding", "t5"], "there are none"),
+        (["--decode", "--encoding", "permute"], "there are none"),
+        (["--decode", "--sweep"], "--decode"),
+    ],
+)
+def test_bench_linear_refuses_what_it_does_not_measure(options, hint):
+    result = CliRunner().invoke(app, ["bench", "linear", *options])
+    assert result.exit_code == 2 and hint in result.output
+
+
 def test_encodings_lists_all_of_them():
     result = CliRunner().invoke(app, ["encodings"])
     assert result.exit_code == 0 and all(name in result.output for name in lagwise.ENCODINGS)
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["bench", "attention"], ["bench", "plot"], ["encodings"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [[], ["bench"], ["bench", "attention"], ["bench", "linear"], ["bench", "plot"], ["encodings"]], ids=" ".join
+)
 def test_help_teaches(arguments):
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0 and len(result.output) > 200

@@ -1,9 +1,8 @@
-"""What people run without us: plain attention, a dense bias, FlexAttention, and the eager code of old BERTs."""
+"""What people run without us: plain attention, a dense bias, FlexAttention, the eager code of old BERTs, SPE as published."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,19 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from lagwise.encodings import T5, Encoding, HuangM4, Shaw
+from lagwise.bench.contenders import Contender, Entry
+from lagwise.encodings import T5, ConvSPE, Encoding, HuangM4, Shaw, SineSPE
 
 # How far the baselines go whose memory or time grows with the square of the length.
 DENSE_BIAS_UP_TO, BUCKETS_UP_TO, EAGER_M4_UP_TO = 16384, 2048, 2048
+SOFTMAX_UP_TO = {"cpu": 16384, "cuda": 65536}
+
+# What published codes may take: this share of a GPU's free memory, and on a CPU as many bytes. The peak of a
+# training step is about as many codes of one side: of queries and keys, before and after the gate, and their gradients.
+CODES_SHARE, CODES_BYTES, CODES_HELD = 0.6, 4 * 10**9, 8
+
+# Tokens of a chunk of causal linear attention.
+CHUNK = 128
 
 TILES: list[dict[str, int]] = [
     {},
@@ -29,27 +37,6 @@ TILES: list[dict[str, int]] = [
     },
 ]  # fmt: skip
 """FlexAttention's tiles in the order in which they are tried: its own, then ever smaller ones, which need less shared memory."""
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A way to compute attention on tensors that it knows.
-
-    Args:
-        call: Returns the output.
-        learned: What has a gradient beside q, k and v.
-        facts: What its lines in the results tell beside the numbers.
-        deterministic: Run it under `torch.use_deterministic_algorithms(True)`.
-    """
-
-    call: Callable[[], Tensor]
-    learned: tuple[Tensor, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-    deterministic: bool = False
-
-
-Entry: TypeAlias = list[Contender] | str
-"""Attempts, of which the first that runs is measured, or the reason for which a contender is left out."""
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend | None = None) -> Tensor:
@@ -193,3 +180,88 @@ def flex_contender(q: Tensor, k: Tensor, v: Tensor, encoding: T5 | Shaw | HuangM
         )
         for tiles in TILES
     ]
+
+
+def plain_linear(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """Linear attention without positions, with the features relu(x) + 0.001, as one writes it down."""
+    q, k = (torch.relu(x) + 1e-3 for x in (q, k))
+    if not causal:
+        return (q @ (k.mT @ v)) / (q @ k.sum(2)[..., None])
+    # Pairs are written out within a chunk; a chunk sees those before it through their sum.
+    q, k, v = (x.unflatten(2, (-1, math.gcd(x.shape[2], CHUNK))) for x in (q, k, v))
+    scores = (q @ k.mT).tril()
+    kv, mass = k.mT @ v, k.sum(3)[..., None]
+    kv_before, mass_before = kv.cumsum(2) - kv, mass.cumsum(2) - mass
+    return ((scores @ v + q @ kv_before) / (scores.sum(-1, keepdim=True) + q @ mass_before)).flatten(2, 3)
+
+
+def published_spe(q: Tensor, k: Tensor, v: Tensor, encoding: SineSPE | ConvSPE, *, causal: bool) -> Tensor:
+    """Linear attention with SPE as its paper says, the codes of all positions written out.
+
+    The released code also writes out what it sums over channels, for every row of the batch, and is slower and larger than this.
+    """
+    norm = (q.shape[3] * encoding.realizations) ** -0.25
+    both = zip((q, k), published_codes(encoding, q.shape[2]), strict=True)
+    q, k = (norm * torch.einsum("bhtd,hdtr->bhtr", x, codes.to(x.dtype)) for x, codes in both)
+    return plain_linear(q, k, v, causal=causal)
+
+
+def published_codes(encoding: SineSPE | ConvSPE, time: int) -> tuple[Tensor, Tensor]:
+    """Returns codes of queries and of keys, [heads, head_dim, time, realizations], from normal noise, after the gate."""
+    codes_q, codes_k = sine_codes(encoding, time) if isinstance(encoding, SineSPE) else conv_codes(encoding, time)
+    if encoding.gate is None:
+        return codes_q, codes_k
+    delta = torch.sigmoid(encoding.gate)[..., None, None]
+    constant = delta.sqrt() * torch.randn(*encoding.gate.shape, 1, encoding.realizations, device=delta.device)
+    keep = (1.0 - delta).sqrt()
+    return keep * codes_q + constant, keep * codes_k + constant
+
+
+def sine_codes(encoding: SineSPE, time: int) -> tuple[Tensor, Tensor]:
+    """Mixtures of sinusoids: [cos, sin] of all positions times noise that each sinusoid scales by its gain."""
+    heads, dim, sines = encoding.freq.shape
+    turns = torch.sigmoid(encoding.freq)[:, :, None] / 2.0 * torch.arange(time, device=encoding.freq.device)[:, None]
+    phases = 2.0 * math.pi * turns
+    omega_q, omega_k = (
+        torch.stack([angles.cos(), angles.sin()], dim=-1).flatten(3) for angles in (phases + encoding.offset[:, :, None], phases)
+    )
+    noise = torch.randn(heads, dim, 2 * sines, encoding.realizations, device=phases.device) / math.sqrt(2 * sines)
+    noise = noise * F.softplus(encoding.gain).repeat_interleave(2, dim=2)[..., None]
+    return omega_q @ noise, omega_k @ noise
+
+
+def conv_codes(encoding: ConvSPE, time: int) -> tuple[Tensor, Tensor]:
+    """Two filters of the same noise, which is longer than it has to be, as in the paper's code."""
+    _, heads, dim, taps = encoding.taps.shape
+    noise = torch.randn(encoding.realizations, heads * dim, 4 * taps + time, device=encoding.taps.device)
+    codes_q, codes_k = (
+        F.conv1d(noise, weight.reshape(heads * dim, 1, taps), groups=heads * dim)[..., taps : taps + time]
+        for weight in encoding.taps
+    )
+    return codes_q.permute(1, 2, 0).unflatten(0, (heads, dim)), codes_k.permute(1, 2, 0).unflatten(0, (heads, dim))
+
+
+def softmax_contender(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Entry:
+    """Returns softmax attention without positions, as far as its time allows."""
+    time, most = q.shape[2], SOFTMAX_UP_TO[q.device.type]
+    if time > most:
+        return f"left out: the time of softmax attention grows with the square of the length, here {time:,}; it ends at {most:,}"
+    return [Contender(lambda: plain(q, k, v, causal=causal))]
+
+
+def published_contender(q: Tensor, k: Tensor, v: Tensor, encoding: SineSPE | ConvSPE, *, causal: bool) -> Entry:
+    """Returns SPE as published, as far as its codes fit into memory."""
+    time, learned = q.shape[2], tuple(encoding.parameters())
+    needed = 4 * CODES_HELD * encoding.heads * encoding.head_dim * encoding.realizations * time
+    if needed > room(q.device):
+        return f"left out: codes for {time:,} positions take about {needed / 10**9:,.0f} GB in training: too much for memory"
+    return [Contender(lambda: published_spe(q, k, v, encoding, causal=causal), learned)]
+
+
+def room(device: torch.device) -> float:
+    """Returns how many bytes published codes may take."""
+    if device.type != "cuda":
+        return CODES_BYTES
+    # What torch keeps for later is free too.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return CODES_SHARE * (torch.cuda.mem_get_info(device)[0] + kept)

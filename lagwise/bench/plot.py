@@ -4,11 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+TITLES = {
+    "sweep": "Attention with and without relative positions: forward, backward and the gradients of the tables",
+    "linear sweep": "Linear attention with and without positions: forward, backward and the gradients of the encodings",
+}
+"""The benches that are swept."""
+
 STYLES: dict[str, dict[str, Any]] = {
     "plain": {"label": "no positions", "color": "0.4", "linestyle": "--", "marker": "s"},
     "plain cuDNN": {"label": "no positions, cuDNN", "color": "0.25", "linestyle": "--", "marker": "s"},
     "plain flash": {"label": "no positions, flash", "color": "0.6", "linestyle": "--", "marker": "D"},
     "dense bias": {"label": "t5 as a dense bias", "color": "black", "linestyle": ":", "marker": "x"},
+    "softmax": {"label": "softmax attention, no positions", "color": "0.7", "linestyle": "-.", "marker": "D"},
+    "published, sine": {"label": "sine-spe as published", "color": "black", "linestyle": ":", "marker": "x"},
+    "published, conv": {"label": "conv-spe as published", "color": "0.3", "linestyle": ":", "marker": "+"},
 }
 # Okabe and Ito's, which the colour-blind can tell apart.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
@@ -17,9 +26,9 @@ COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
 def read(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a sweep from a file of JSON lines; of two for the same point, the later one."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    points = {(line["contender"], line["time"]): line for line in lines if line["bench"] == "sweep"}
+    points = {(line["contender"], line["time"]): line for line in lines if line["bench"] in TITLES}
     if not any("error" not in line for line in points.values()):
-        raise ValueError(f"{path} has no lines of a sweep: make some with `lagwise bench attention --sweep`")
+        raise ValueError(f"{path} has no lines of a sweep: make some with --sweep of `lagwise bench`")
     return list(points.values())
 
 
@@ -56,7 +65,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
             panel.plot(*zip(*points, strict=True), linewidth=1.6, markersize=4.5, **style)
         panel.set(title=title, xlabel="length T of the sequence, in tokens", ylabel=unit, xscale="log", yscale="log")
         panel.set_xticks(times, [f"{time:,}" for time in times], rotation=40, ha="right")
-        panel.yaxis.set_major_formatter("{x:,g}")
+        panel.yaxis.set_major_formatter("{x:,.9g}")
         panel.minorticks_off()
         panel.grid(which="major", color="0.9")
         panel.spines[["top", "right"]].set_visible(False)
@@ -64,7 +73,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     last = measured[-1]
     figure.suptitle(
-        "Attention with and without relative positions: forward, backward and the gradients of the tables\n"
+        f"{TITLES[last['bench']]}\n"
         f"{last['device']}, torch {last['torch']}, {last['dtype']}, {last['heads']} heads of {last['head_dim']}, "
         f"lagwise {last['lagwise']} ({last['commit'] or 'commit unknown'}), {last['date']}",
         fontsize=11,

@@ -1,0 +1,106 @@
+"""What is measured and what is saved of it: cases, and one record for each of their contenders."""
+
+import json
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lagwise
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape and one encoding.
+
+    Args:
+        goal: The ratio to plain attention, in training, that we promise for it.
+        memory_goal: The same of the memory, inputs included.
+        graph: Time CUDA graphs of all contenders: at short lengths launches would hide the kernels.
+    """
+
+    encoding: str
+    batch: int
+    heads: int
+    time: int
+    head_dim: int
+    options: dict[str, Any] = field(default_factory=dict)
+    causal: bool = False
+    goal: float | None = None
+    memory_goal: float | None = None
+    graph: bool = False
+
+    @property
+    def words(self) -> str:
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return f"{self.encoding}{options}{', causal' if self.causal else ''}"
+
+    def at(self, time: int) -> "Case":
+        """Returns the case at another length, without its goals; a table as wide as the sequence stays so.
+
+        >>> Case("t5-free", 1, 8, 512, 64, {"max_lag": 512}).at(64).options
+        {'max_lag': 64}
+        """
+        wide = {"max_lag": time} if self.options.get("max_lag") == self.time else {}
+        return replace(self, time=time, options=self.options | wide, goal=None, memory_goal=None)
+
+
+def records(
+    bench: str,
+    cases: dict[str, Case],
+    numbers: dict[str, dict[str, Any]],
+    device: torch.device,
+    dtype: torch.dtype,
+    repeats: int,
+) -> list[dict[str, Any]]:
+    """Returns one record per contender, with its case, its numbers, and all that they depend on."""
+    common = {"dtype": str(dtype).removeprefix("torch."), "repeats": repeats, **machine(device)}
+    return [{"bench": bench, "contender": name, **asdict(case), **numbers[name], **common} for name, case in cases.items()]
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Returns what a number depends on beside the code: device, versions, commit and date."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "lagwise": lagwise.__version__,
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def processor() -> str:
+    """Returns the name of the CPU."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        if info.exists()
+        else []
+    )
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str | None:
+    """Returns the commit that the package lies in, marked where it has been changed, or None outside a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def save(records: list[dict[str, Any]], path: Path) -> None:
+    """Appends records to a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        for record in records:
+            file.write(json.dumps(record) + "\n")
