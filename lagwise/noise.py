@@ -19,6 +19,7 @@ MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_2 = 0x94D049BB133111EB - 2**64
 
 KEEP_BITS = 24
+CACHED_WORDS = 2**17
 
 # In each group of 2, 4, 8 or 16 bits the lower half.
 ONES_OF_2, ONES_OF_4, ONES_OF_8, ONES_OF_16 = 0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF
@@ -55,21 +56,29 @@ def keep(dropout: float, seed: Tensor, *counters: Tensor | int) -> Tensor:
     return _shift(bits(seed, *counters), 64 - KEEP_BITS) >= round(dropout * 2**KEEP_BITS)
 
 
-def binomial(seed: Tensor, *counters: Tensor | int, size: int, dtype: torch.dtype) -> Tensor:
+def binomial(seed: Tensor, *counters: Tensor | int, size: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Returns nearly normal numbers along a new last axis: half of how many more than 8 of 16 random bits are ones.
 
     Mean 0, variance 1 and third moment 0 are exact, the fourth moment is 2.875 instead of 3. The numbers are multiples of 1/2
-    between -4 and 4: they are the same on every device and exact in every floating-point type. A word of bits makes four.
+    between -4 and 4: they are the same on every device and exact in every floating-point type. A word of bits makes four. `out`
+    is contiguous memory for them.
     """
-    words = torch.arange((size + 3) // 4, device=seed.device)
-    x = bits(seed, *(torch.as_tensor(counter, device=seed.device)[..., None] for counter in counters), words)
-    # The sums of neighbouring bits, then of pairs, of groups of four and of eight; the masks drop repeated sign bits.
-    x -= (x >> 1).bitwise_and_(ONES_OF_2)
-    x = (x & ONES_OF_4).add_((x >> 2).bitwise_and_(ONES_OF_4))
-    x = (x >> 4).add_(x).bitwise_and_(ONES_OF_8)
-    x = (x >> 8).add_(x).bitwise_and_(ONES_OF_16)
-    # The first of the four is in the lowest bits.
-    return x.view(torch.int16)[..., :size].to(dtype).sub_(8.0).mul_(0.5)
+    states = bits(seed, *counters)
+    if out is None:
+        out = torch.empty(*states.shape, size, dtype=dtype, device=seed.device)
+    words = GOLDEN * torch.arange((size + 3) // 4, device=seed.device)
+    # On a CPU as many at a time as stay in the cache.
+    rows = max(1, CACHED_WORDS // len(words)) if seed.device.type == "cpu" else max(1, states.numel())
+    for own, made in zip(states.reshape(-1).split(rows), out.view(-1, size).split(rows), strict=True):
+        x = _mix(own[:, None] + words)
+        # The sums of neighbouring bits, then of pairs, of groups of four and of eight; the masks drop repeated sign bits.
+        x -= (x >> 1).bitwise_and_(ONES_OF_2)
+        x = (x & ONES_OF_4).add_((x >> 2).bitwise_and_(ONES_OF_4))
+        x = (x >> 4).add_(x).bitwise_and_(ONES_OF_8)
+        x = (x >> 8).add_(x).bitwise_and_(ONES_OF_16)
+        # The first of the four is in the lowest bits.
+        made.copy_(x.view(torch.int16)[:, :size]).sub_(8.0).mul_(0.5)
+    return out
 
 
 def _shift(x: Tensor, by: int) -> Tensor:

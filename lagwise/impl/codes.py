@@ -63,7 +63,9 @@ class Recipe(ABC):
         """Cuts the tokens at these positions, [time], into blocks."""
 
     @abstractmethod
-    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Float[Tensor, "head_dim tokens rows"]:
+    def weights(
+        self, head: int, side: int, positions: Tensor, dtype: torch.dtype, room: "Room"
+    ) -> Float[Tensor, "head_dim tokens rows"]:
         """Returns what multiplies the draws, for queries (side 0) or keys (side 1)."""
 
     @abstractmethod
@@ -71,13 +73,17 @@ class Recipe(ABC):
         """Adds the gradients of the parameters to those that are `found` already."""
 
     @abstractmethod
-    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Float[Tensor, "head_dim rows realizations"]:
+    def draws(
+        self, block: Block, head: int, dtype: torch.dtype, room: "Room | None" = None
+    ) -> Float[Tensor, "head_dim rows realizations"]:
         """Returns the random numbers that a block's parts meet; on a grid, rows have an axis for each of the grid's."""
 
-    def numbers(self, stream: Stream, head: int, *counters: Tensor, dtype: torch.dtype) -> Tensor:
+    def numbers(self, stream: Stream, head: int, *counters: Tensor, dtype: torch.dtype, room: "Room | None" = None) -> Tensor:
         """Returns the random numbers of a head, [head_dim, *counters, realizations]."""
         channels = torch.arange(self.head_dim, device=self.seed.device).view(-1, *[1] * max([0, *(x.ndim for x in counters)]))
-        return noise.binomial(self.seed, stream, head, channels, *counters, size=self.realizations, dtype=dtype)
+        shape = torch.broadcast_shapes(channels.shape, *(x.shape for x in counters))
+        out = None if room is None else room.get("draws", *shape, self.realizations)
+        return noise.binomial(self.seed, stream, head, channels, *counters, size=self.realizations, dtype=dtype, out=out)
 
     def gate_draws(self, head: int, dtype: torch.dtype) -> Float[Tensor, "head_dim realizations"]:
         """Returns the random numbers of the gate, which are constant over positions; gates of another number have their own."""
@@ -121,30 +127,37 @@ class Waves(Recipe):
             self.asked, self.answer = key, (angles.cos(), angles.sin())
         return self.answer
 
-    def _waves(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        cos, sin = self._turned(head, positions, dtype)
-        shifts = (2.0 * math.pi * self.parameters[1][side, head].double())[..., None]
-        along, across = shifts.cos().to(dtype), shifts.sin().to(dtype)
-        return along * cos - across * sin, along * sin + across * cos
+    def _shifted(self, head: int, side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns cosine and sine of the shifts, [head_dim, waves]."""
+        shifts = 2.0 * math.pi * self.parameters[1][side, head].double()
+        return shifts.cos().to(dtype), shifts.sin().to(dtype)
 
-    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        cos, sin = self._waves(head, side, positions, dtype)
-        sizes = self.parameters[2][head].to(dtype)[..., None]
-        return torch.stack([sizes * cos, sizes * sin], dim=2).flatten(1, 2).mT
+    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype, room: "Room") -> Tensor:
+        cos, sin = self._turned(head, positions, dtype)
+        along, across = (self.parameters[2][head].to(dtype) * x for x in self._shifted(head, side, dtype))
+        along, across = along[..., None], across[..., None]
+        # The cosine and the sine of a sum of angles.
+        made = room.get("weights", *cos.shape[:2], 2, cos.shape[2])
+        torch.mul(along, cos, out=made[:, :, 0]).addcmul_(across, sin, value=-1.0)
+        torch.mul(along, sin, out=made[:, :, 1]).addcmul_(across, cos)
+        return made.flatten(1, 2).mT
 
     def weights_backward(self, head: int, side: int, positions: Tensor, dweights: Tensor, found: Sequence[Tensor]) -> None:
         dturns, dshifts, dsizes = found
-        cos, sin = self._waves(head, side, positions, dweights.dtype)
+        cos, sin = self._turned(head, positions, dweights.dtype)
         dcos, dsin = dweights.mT.unflatten(1, (-1, 2)).unbind(2)
-        dsizes[head] += (cos * dcos + sin * dsin).sum(2)
-        across = cos * dsin - sin * dcos
-        sizes = 2.0 * math.pi * self.parameters[2][head].double()
-        dcycles, first = sizes * across.sum(2), positions[0]
-        dshifts[side, head] += dcycles
         # Far from the start, the distance from the first position counts in fewer bits than the position.
-        dturns[head] += sizes * (across @ (positions - first).to(across.dtype)) + first * dcycles
+        first = positions[0]
+        sums = torch.stack([torch.ones_like(positions), positions - first], dim=1).to(dweights.dtype)
+        along = (cos * dcos).addcmul_(sin, dsin) @ sums
+        across = (cos * dsin).addcmul_(sin, dcos, value=-1.0) @ sums
+        near, far = (x[..., None] for x in self._shifted(head, side, dweights.dtype))
+        dsizes[head] += (near * along + far * across)[..., 0]
+        turned = (near * across - far * along).double() * (2.0 * math.pi * self.parameters[2][head].double())[..., None]
+        dshifts[side, head] += turned[..., 0]
+        dturns[head] += turned[..., 1] + first * turned[..., 0]
 
-    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Tensor:
+    def draws(self, block: Block, head: int, dtype: torch.dtype, room: "Room | None" = None) -> Tensor:
         rows = torch.arange(2 * (self.parameters[0].shape[2] - self.gated), device=self.seed.device)
         made = self.numbers(Stream.CODE, head, rows, dtype=dtype)
         if not self.gated:
@@ -194,7 +207,7 @@ class Filters(Recipe):
             found.append(along)
         return (position, *reversed(found))
 
-    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    def weights(self, head: int, side: int, positions: Tensor, dtype: torch.dtype, room: "Room") -> Tensor:
         taps, tokens = self.parameters[0][side, head].to(dtype), len(positions)
         taps = taps.reshape(self.head_dim, -1, 1, self.kernel_size[-1])
         # Row t of a band is the taps moved to the right by t: rows that are one longer than the band's, read on end.
@@ -207,10 +220,10 @@ class Filters(Recipe):
         dtaps = found[0][side, head]
         dtaps += skewed_sum(dweights, math.prod(self.kernel_size[:-1]), self.kernel_size[-1]).view(dtaps.shape)
 
-    def draws(self, block: Block, head: int, dtype: torch.dtype) -> Tensor:
+    def draws(self, block: Block, head: int, dtype: torch.dtype, room: "Room | None" = None) -> Tensor:
         sizes = [*self.kernel_size[:-1], block.parts[-1].rows.stop]
         axes = [at + torch.arange(size, device=self.seed.device) for at, size in zip(block.corner, sizes, strict=True)]
-        return self.numbers(Stream.CODE, head, *torch.meshgrid(*axes, indexing="ij"), dtype=dtype)
+        return self.numbers(Stream.CODE, head, *torch.meshgrid(*axes, indexing="ij"), dtype=dtype, room=room)
 
 
 def skewed_sum(dbands: Float[Tensor, "dim tokens rows"], leading: int, taps: int) -> Float[Tensor, "dim leading taps"]:
@@ -233,11 +246,26 @@ def passes(q_positions: Tensor, k_positions: Tensor) -> Iterator[tuple[tuple[int
             yield from (((side,), slice(row, row + 1), own) for row, own in enumerate(positions))
 
 
+class Room:
+    """Memory for large results that are made again and again: asking the system each time takes longer than filling it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.dtype, self.device = dtype, device
+        self.held: dict[str, Tensor] = {}
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Returns the memory of a name in a shape; what was in it before is lost."""
+        size = math.prod(shape)
+        if name not in self.held or self.held[name].numel() < size:
+            self.held[name] = torch.empty(size, dtype=self.dtype, device=self.device)
+        return self.held[name][:size].view(shape)
+
+
 class Head:
     """The codes of one head. What does not move with the position is made once."""
 
-    def __init__(self, recipe: Recipe, head: int, dtype: torch.dtype):
-        self.recipe, self.head, self.dtype = recipe, head, dtype
+    def __init__(self, recipe: Recipe, head: int, dtype: torch.dtype, room: Room):
+        self.recipe, self.head, self.dtype, self.room = recipe, head, dtype, room
         self.made: dict[tuple[int, int], Tensor] = {}
         self.kept: Tensor | None = None
         self.gate_draws = self.constant = None
@@ -248,21 +276,24 @@ class Head:
     def weights(self, side: int, tokens: Tensor) -> Tensor:
         """Returns the weights at some positions."""
         if not self.recipe.draws_move:
-            return self.recipe.weights(self.head, side, tokens, self.dtype)
+            return self.recipe.weights(self.head, side, tokens, self.dtype, self.room)
         key = (side, len(tokens))
         if key not in self.made:
-            self.made[key] = self.recipe.weights(self.head, side, tokens, self.dtype)
+            self.made[key] = self.recipe.weights(self.head, side, tokens, self.dtype, self.room)
         return self.made[key]
 
     def draws(self, block: Block) -> Tensor:
         """Returns the random numbers that a block's parts meet."""
         if self.kept is None or self.recipe.draws_move:
-            self.kept = self.recipe.draws(block, self.head, self.dtype)
+            self.kept = self.recipe.draws(block, self.head, self.dtype, self.room)
         return self.kept
 
     def codes(self, weights: Tensor, draws: Tensor) -> Tensor:
         """Returns the codes of a part, [head_dim, tokens, realizations]."""
-        return weights @ draws if self.constant is None else torch.baddbmm(self.constant, weights, draws)
+        out = self.room.get("codes", *weights.shape[:2], draws.shape[2])
+        if self.constant is None:
+            return torch.bmm(weights, draws, out=out)
+        return torch.baddbmm(self.constant, weights, draws, out=out)
 
 
 def rows_of(draws: Tensor, part: Part) -> Tensor:
@@ -275,9 +306,9 @@ def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positio
     """Returns the features of q and k, [batch, heads, time, realizations]."""
     compute = torch.promote_types(q.dtype, torch.float32)
     out = [x.new_empty(*x.shape[:3], recipe.realizations) for x in (q, k)]
-    scale = recipe.realizations**-0.5
+    scale, room = recipe.realizations**-0.5, Room(compute, q.device)
     for number in range(q.shape[1]):
-        head = Head(recipe, number, compute)
+        head = Head(recipe, number, compute, room)
         for sides, batch, positions in passes(q_positions, k_positions):
             for block in recipe.blocks(positions):
                 draws = head.draws(block)
@@ -297,9 +328,9 @@ def backward(
     compute = torch.promote_types(q.dtype, torch.float32)
     dinputs = [x.new_empty(x.shape) for x in (q, k)]
     found = [x.new_zeros(x.shape) for x in recipe.parameters]
-    scale = recipe.realizations**-0.5
+    scale, room = recipe.realizations**-0.5, Room(compute, q.device)
     for number in range(q.shape[1]):
-        head = Head(recipe, number, compute)
+        head = Head(recipe, number, compute, room)
         # By side and number of tokens: these, and the gradients of weights that do not move, [head_dim, rows, tokens].
         steady: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for sides, batch, positions in passes(q_positions, k_positions):
@@ -312,7 +343,7 @@ def backward(
                         x = (q, k)[side][batch, number, part.tokens].to(compute).transpose(0, 1)
                         dout = douts[side][batch, number, part.tokens].to(compute).transpose(0, 1) * scale
                         dinputs[side][batch, number, part.tokens] = torch.bmm(dout, codes.permute(1, 2, 0)).transpose(0, 1)
-                        dcodes = torch.bmm(x.mT, dout).transpose(0, 1)
+                        dcodes = torch.bmm(x.mT, dout, out=room.get("dcodes", *codes.transpose(0, 1).shape)).transpose(0, 1)
                         if head.gate_draws is not None:
                             found[1][number] += (dcodes.sum(1) * head.gate_draws).sum(-1)
                         if not recipe.draws_move:
