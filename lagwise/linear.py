@@ -257,8 +257,10 @@ def prepare(
     width = content_q.shape[-1]
     phi = named(feature_map, width, q.device)
     factor = phi.factor(width=width, head_dim=q.shape[-1], scale=scale)
-    features_q = phi.queries(factor * content_q.to(compute))
-    features_k, log_weight = phi.keys(factor * content_k.to(compute))
+    # A factor of one would be a pass over the memory.
+    content_q, content_k = (x.to(compute) if factor == 1.0 else factor * x.to(compute) for x in (content_q, content_k))
+    features_q = phi.queries(content_q)
+    features_k, log_weight = phi.keys(content_k)
     if features_q.shape[-1] != features_k.shape[-1]:
         raise ValueError(
             "feature_map must make as many features of keys as of queries, "
