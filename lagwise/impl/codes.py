@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -246,6 +246,15 @@ def passes(q_positions: Tensor, k_positions: Tensor) -> Iterator[tuple[tuple[int
             yield from (((side,), slice(row, row + 1), own) for row, own in enumerate(positions))
 
 
+class Tile(NamedTuple):
+    """Tokens of one side and of one product."""
+
+    side: int
+    place: tuple[slice, int, slice]  # rows of the batch, head, and times
+    positions: Tensor  # [tokens]
+    draws: Tensor  # that they meet, [head_dim, rows, realizations]
+
+
 class Room:
     """Memory for large results that are made again and again: asking the system each time takes longer than filling it."""
 
@@ -288,18 +297,23 @@ class Head:
             self.kept = self.recipe.draws(block, self.head, self.dtype, self.room)
         return self.kept
 
+    def tiles(self, q_positions: Tensor, k_positions: Tensor) -> Iterator["Tile"]:
+        """Yields the tiles of queries and of keys, those of the same tokens one after the other."""
+        for sides, batch, positions in passes(q_positions, k_positions):
+            for block in self.recipe.blocks(positions):
+                draws = self.draws(block)
+                for part in block.parts:
+                    met = draws[..., part.rows, :]
+                    met = met if met.ndim == 3 else met.flatten(1, -2)
+                    for side in sides:
+                        yield Tile(side, (batch, self.head, part.tokens), positions[part.tokens], met)
+
     def codes(self, weights: Tensor, draws: Tensor) -> Tensor:
         """Returns the codes of a part, [head_dim, tokens, realizations]."""
         out = self.room.get("codes", *weights.shape[:2], draws.shape[2])
         if self.constant is None:
             return torch.bmm(weights, draws, out=out)
         return torch.baddbmm(self.constant, weights, draws, out=out)
-
-
-def rows_of(draws: Tensor, part: Part) -> Tensor:
-    """Returns the draws that a part meets, [head_dim, rows, realizations]."""
-    met = draws[..., part.rows, :]
-    return met if met.ndim == 3 else met.flatten(1, -2)
 
 
 def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> list[Tensor]:
@@ -309,15 +323,10 @@ def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positio
     scale, room = recipe.realizations**-0.5, Room(compute, q.device)
     for number in range(q.shape[1]):
         head = Head(recipe, number, compute, room)
-        for sides, batch, positions in passes(q_positions, k_positions):
-            for block in recipe.blocks(positions):
-                draws = head.draws(block)
-                for part in block.parts:
-                    met, tokens = rows_of(draws, part), positions[part.tokens]
-                    for side in sides:
-                        codes = head.codes(head.weights(side, tokens), met)
-                        x = (q, k)[side][batch, number, part.tokens].to(compute).transpose(0, 1)
-                        out[side][batch, number, part.tokens] = torch.bmm(x, codes.transpose(0, 1)).mul_(scale).transpose(0, 1)
+        for side, place, tokens, draws in head.tiles(q_positions, k_positions):
+            codes = head.codes(head.weights(side, tokens), draws)
+            x = (q, k)[side][place].to(compute).transpose(0, 1)
+            out[side][place] = torch.bmm(x, codes.transpose(0, 1)).mul_(scale).transpose(0, 1)
     return out
 
 
@@ -333,25 +342,20 @@ def backward(
         head = Head(recipe, number, compute, room)
         # By side and number of tokens: these, and the gradients of weights that do not move, [head_dim, rows, tokens].
         steady: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        for sides, batch, positions in passes(q_positions, k_positions):
-            for block in recipe.blocks(positions):
-                draws = head.draws(block)
-                for part in block.parts:
-                    met, tokens = rows_of(draws, part), positions[part.tokens]
-                    for side in sides:
-                        codes = head.codes(head.weights(side, tokens), met)
-                        x = (q, k)[side][batch, number, part.tokens].to(compute).transpose(0, 1)
-                        dout = douts[side][batch, number, part.tokens].to(compute).transpose(0, 1) * scale
-                        dinputs[side][batch, number, part.tokens] = torch.bmm(dout, codes.permute(1, 2, 0)).transpose(0, 1)
-                        dcodes = torch.bmm(x.mT, dout, out=room.get("dcodes", *codes.transpose(0, 1).shape)).transpose(0, 1)
-                        if head.gate_draws is not None:
-                            found[1][number] += (dcodes.sum(1) * head.gate_draws).sum(-1)
-                        if not recipe.draws_move:
-                            recipe.weights_backward(number, side, tokens, (met @ dcodes.mT).mT, found)
-                        elif (side, len(tokens)) in steady:
-                            steady[side, len(tokens)][1].baddbmm_(met, dcodes.mT)
-                        else:
-                            steady[side, len(tokens)] = tokens, met @ dcodes.mT
+        for side, place, tokens, draws in head.tiles(q_positions, k_positions):
+            codes = head.codes(head.weights(side, tokens), draws)
+            x = (q, k)[side][place].to(compute).transpose(0, 1)
+            dout = douts[side][place].to(compute).transpose(0, 1) * scale
+            dinputs[side][place] = torch.bmm(dout, codes.permute(1, 2, 0)).transpose(0, 1)
+            dcodes = torch.bmm(x.mT, dout, out=room.get("dcodes", *codes.transpose(0, 1).shape)).transpose(0, 1)
+            if head.gate_draws is not None:
+                found[1][number] += (dcodes.sum(1) * head.gate_draws).sum(-1)
+            if not recipe.draws_move:
+                recipe.weights_backward(number, side, tokens, (draws @ dcodes.mT).mT, found)
+            elif (side, len(tokens)) in steady:
+                steady[side, len(tokens)][1].baddbmm_(draws, dcodes.mT)
+            else:
+                steady[side, len(tokens)] = tokens, draws @ dcodes.mT
         for (side, _), (tokens, dweights) in steady.items():
             recipe.weights_backward(number, side, tokens, dweights.mT, found)
     return [*dinputs, *found]

@@ -74,23 +74,32 @@ def first_run(left, offset):
 
 
 @triton.jit
+def tile_of(Positions, heads, times, positions_batch, BATCH: tl.constexpr, TOKENS: tl.constexpr):
+    """Returns head, rows of the batch and tokens of a program, where a run of positions through each token would start, and
+    which tokens exist. As a rule a tile is one run.
+    """
+    tiles = tl.cdiv(times, TOKENS)
+    program = tl.program_id(0)
+    tile, head, block = program % tiles, (program // tiles) % heads, program // (tiles * heads)
+    token = tile * TOKENS + tl.arange(0, TOKENS)
+    there = token < times
+    # With positions of its own, each row of the batch is a block.
+    position = tl.load(Positions + block.to(tl.int64) * positions_batch + token, mask=there, other=0).to(tl.int64)
+    return head, block * BATCH + tl.arange(0, BATCH), token, position - tl.arange(0, TOKENS), there
+
+
+@triton.jit
 def features_kernel(
     X, Y, Positions, Seed, Taps, Level,
     heads, times, channels, realizations, batches, taps, room, gate_heads, x_batch, x_head, x_time, positions_batch, scale,
     GATE: tl.constexpr, DRAWS: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
     """Writes the features y, [batch, heads, times, realizations], of x, [batch, heads, times, channels]."""
-    tiles = tl.cdiv(times, TOKENS)
-    program = tl.program_id(0)
-    tile, head, block = program % tiles, (program // tiles) % heads, program // (tiles * heads)
-    token, row, r = tile * TOKENS + tl.arange(0, TOKENS), block * BATCH + tl.arange(0, BATCH), tl.arange(0, REALIZATIONS)
-    there = token < times
-    # With positions of its own, each row of the batch is a block.
-    position = tl.load(Positions + block.to(tl.int64) * positions_batch + token, mask=there, other=0).to(tl.int64)
+    r = tl.arange(0, REALIZATIONS)
+    head, row, token, offset, left = tile_of(Positions, heads, times, positions_batch, BATCH, TOKENS)
+    there = left
     Own = X + row.to(tl.int64)[:, None] * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[None, :] * x_time
     y = tl.zeros([BATCH, TOKENS, REALIZATIONS], tl.float32)
-    # As a rule the tile is one run.
-    offset, left = position - tl.arange(0, TOKENS), there
     while tl.max(left.to(tl.int32), 0) > 0:
         base, run = first_run(left, offset)
         mask = (row < batches)[:, None] & run[None, :]
@@ -113,16 +122,12 @@ def inputs_kernel(
     GATE: tl.constexpr, DRAWS: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradient of x, [batch, heads, times, channels]."""
-    tiles = tl.cdiv(times, TOKENS)
-    program = tl.program_id(0)
-    tile, head, block = program % tiles, (program // tiles) % heads, program // (tiles * heads)
-    token, row, r = tile * TOKENS + tl.arange(0, TOKENS), block * BATCH + tl.arange(0, BATCH), tl.arange(0, REALIZATIONS)
-    there = token < times
-    position = tl.load(Positions + block.to(tl.int64) * positions_batch + token, mask=there, other=0).to(tl.int64)
+    r = tl.arange(0, REALIZATIONS)
+    head, row, token, offset, left = tile_of(Positions, heads, times, positions_batch, BATCH, TOKENS)
+    there = left
     place = (row[:, None].to(tl.int64) * heads + head) * times + token[None, :]
     exists = ((row < batches)[:, None] & there[None, :])[:, :, None] & (r < realizations)[None, None, :]
     dy = tl.load(Dy + place[:, :, None] * realizations + r[None, None, :], mask=exists, other=0.0).to(tl.float32) * scale
-    offset, left = position - tl.arange(0, TOKENS), there
     while tl.max(left.to(tl.int32), 0) > 0:
         base, run = first_run(left, offset)
         mask = (row < batches)[:, None] & run[None, :]
