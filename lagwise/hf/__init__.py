@@ -1,0 +1,19 @@
+"""Hugging Face models: importing this registers attention and its masks as "lagwise".
+
+    import lagwise.hf
+    model = AutoModel.from_pretrained(name, attn_implementation="lagwise")         # or model.set_attn_implementation("lagwise")
+
+T5, mT5, UMT5, what is made of their classes, and MPNet compute their bias lag by lag; other models on the attention interface get
+plain attention with their own masks. BERTs with relative positions come by `from_pretrained_relative`.
+"""
+
+from lagwise.hf import mpnet, register, t5
+from lagwise.hf.bert import from_pretrained_relative, restore_relative
+from lagwise.hf.masks import Mask
+from lagwise.hf.register import NAME
+
+__all__ = ["NAME", "Mask", "from_pretrained_relative", "restore_relative"]
+
+register.install()
+t5.install()
+mpnet.install()
