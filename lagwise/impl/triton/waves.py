@@ -3,7 +3,7 @@
     y[t, r] = sum_dp x[t, d] sizes_dp (cos phase_dp(t) draws_dp0[r] + sin phase_dp(t) draws_dp1[r]) / sqrt(R)
     phase_dp(t) = 2 pi (turns_dp t + shifts_dp)
 
-Turns and shifts are fractions of 2^64, so that whole turns drop out of a product of integers, at every position below 2^32 alike.
+Turns and shifts are fractions of 2^64, so that whole turns drop out of a product of integers, at every position below 2^31 alike.
 The backward pass makes da = dy @ draws^T, the gradient of the left operand, and all other gradients from it. Rows of x and dy are
 divided by their largest number, and sizes by theirs, so that two float16 numbers hold 22 bits of an operand.
 """
@@ -56,10 +56,11 @@ def angles(Turns, Shifts, at, position, wave, waves, quarters):
     """Returns phases of a channel less some quarters of a turn, without whole turns, [rows, waves], between -pi and pi."""
     turns = tl.load(Turns + at * waves + wave, mask=wave < waves, other=0)
     shifts = tl.load(Shifts + at * waves + wave, mask=wave < waves, other=0)
-    # The upper half of position * turns + shifts: what the lower half of the shifts carries is 2^-32 of a turn.
+    # The upper half of position * turns + shifts: what the lower half of the shifts carries is 2^-32 of a turn. As an unsigned
+    # number a negative position is 2^32 too large, which adds the lower half of the turns to the upper one.
     low, high, t = turns.to(tl.uint32)[None, :], (turns >> 32).to(tl.uint32)[None, :], position.to(tl.uint32)[:, None]
     shifts = (shifts >> 32).to(tl.uint32) - (quarters.to(tl.uint32) << 30)
-    phase = tl.umulhi(low, t) + high * t + shifts[None, :]
+    phase = tl.umulhi(low, t) + high * t + shifts[None, :] - tl.where(position[:, None] < 0, low, 0)
     return phase.to(tl.int32, bitcast=True).to(tl.float32) * HALF_TURN
 
 
