@@ -106,7 +106,7 @@ class Waves(Recipe):
 
     def __init__(self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, gated: bool, gate_number: int = 0):
         super().__init__(parameters, realizations, seed, gate_number=gate_number)
-        self.asked: Any = None
+        self.asked: tuple[Tensor, int, torch.dtype] | None = None
         self.gated, self.kind = gated, "gated waves" if gated else "waves"
 
     @property
@@ -119,12 +119,12 @@ class Waves(Recipe):
 
     def _turned(self, head: int, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns cosine and sine at some positions without shifts, [head_dim, waves, tokens]; queries and keys ask in turn."""
-        key = (head, positions.data_ptr(), len(positions), dtype)
-        if self.asked != key:
+        asked = self.asked
+        if asked is None or asked[0] is not positions or asked[1:] != (head, dtype):
             # Whole turns are dropped in float64: position one million is as exact as position one.
             cycles = self.parameters[0][head].double()[..., None] * positions
             angles = cycles.sub_(cycles.round()).mul_(2.0 * math.pi).to(dtype)
-            self.asked, self.answer = key, (angles.cos(), angles.sin())
+            self.asked, self.answer = (positions, head, dtype), (angles.cos(), angles.sin())
         return self.answer
 
     def _shifted(self, head: int, side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -304,9 +304,9 @@ class Head:
                 draws = self.draws(block)
                 for part in block.parts:
                     met = draws[..., part.rows, :]
-                    met = met if met.ndim == 3 else met.flatten(1, -2)
+                    met, tokens = met if met.ndim == 3 else met.flatten(1, -2), positions[part.tokens]
                     for side in sides:
-                        yield Tile(side, (batch, self.head, part.tokens), positions[part.tokens], met)
+                        yield Tile(side, (batch, self.head, part.tokens), tokens, met)
 
     def codes(self, weights: Tensor, draws: Tensor) -> Tensor:
         """Returns the codes of a part, [head_dim, tokens, realizations]."""
