@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from oracle import assert_within_budget, make_encoding, make_terms
-from test_codes import CALLS, assert_kernels_within_budget, kernel_call
+from test_codes import CALLS, assert_kernels_within_budget, features, kernel_call
 
 import lagwise
 from lagwise.impl.lowering import lower
@@ -541,6 +541,14 @@ def test_code_kernels_are_within_the_budget(kind, shape):
 def test_code_kernels_with_every_option(call):
     kind, options = call
     assert_kernels_within_budget(*kernel_call(kind, device="cuda", **options))
+
+
+def test_codes_on_a_grid_are_those_of_the_cpu():
+    encoding, q, k, *positions = kernel_call(("conv-spe", {"kernel_size": (2, 3), "grid": (5,)}), batch=2, time=25)
+    expected = features(encoding, q, k, *positions)
+    actual = features(encoding.cuda(), q.cuda(), k.cuda(), *(x.cuda() for x in positions))
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["sine-spe", "conv-spe"])

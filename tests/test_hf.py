@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.masking_utils import (
@@ -172,7 +169,10 @@ def test_t5_with_more_tokens_than_the_dense_implementation_takes(calls):
 def test_t5_masks_decoder_padding():
     model, ids, inputs = t5_model(), tokens(), tokens(11)
     mask = padding("right", 11)
-    run = lambda model: model(ids, decoder_input_ids=inputs, decoder_attention_mask=mask).logits[mask.bool()].detach()  # noqa: E731
+
+    def run(model):
+        return model(ids, decoder_input_ids=inputs, decoder_attention_mask=mask).logits[mask.bool()].detach()
+
     assert_same(*with_each(model, run))
 
 

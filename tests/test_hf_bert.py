@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
-transformers = pytest.importorskip("transformers", minversion="5.15")
-
-from lagwise.hf.bert import FAMILIES, TYPES, UnusedEmbedding, from_pretrained_relative, restore_relative  # noqa: E402
+from lagwise.hf.bert import FAMILIES, TYPES, UnusedEmbedding, from_pretrained_relative, restore_relative
 
 HERE = Path(__file__).parent / "fixtures"
 specification = importlib.util.spec_from_file_location("make_bert_relative", HERE / "make_bert_relative.py")

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from oracle import make_encoding
+from oracle import ROUNDINGS, compare, make_encoding
 
 import lagwise
 from lagwise import Favor, FeatureMap, FeatureTransform, LagTable, Terms, linear, linear_attention
@@ -216,21 +216,22 @@ def test_gradients_are_the_derivative(form, causal):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-def test_low_precision_is_near_the_specification(dtype, tolerance, causal):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_low_precision_is_within_the_budget(dtype, causal):
     q, k, v = tensors()
     for name in ("none", "t5", "alibi", "permute", "rotary", "sine-spe"):
         encoding = make_encoding(name, heads=HEADS, head_dim=DIM)
         for feature_map in ("favor", "relu"):
             low = [x.to(dtype) for x in (q, k, v)]
             options = {"feature_map": feature_map, "causal": causal}
-            expected = linear_attention(*(x.double() for x in low), encoding, impl="dense", **options)
+            expected = linear_attention(*(x.double() for x in low), encoding, impl="dense", **options).detach()
+            dense = linear_attention(*low, encoding, impl="dense", **options).detach()
             for form in forms(causal, encoding, feature_map):
-                actual = linear_attention(*low, encoding, impl=form, **options)
+                actual = linear_attention(*low, encoding, impl=form, **options).detach()
                 assert actual.dtype == dtype
-                # The codes of a stochastic encoding round its queries and keys to their dtype as well.
-                allowed = tolerance * (20 if name == "sine-spe" else 1) + (1e-2 if form == "fft" else 0)
-                assert (actual - expected).abs().max() <= allowed * expected.abs().max(), (name, feature_map, form)
+                # Fourier transforms round relative to the largest weight of a head, here up to a thousand times that of a row.
+                eps = torch.finfo(dtype).eps + (1000 * torch.finfo(torch.float32).eps if form == "fft" else 0.0)
+                compare(f"{name}, {feature_map}, {form}", actual, expected, dense, ROUNDINGS * eps * float(v.abs().max()), None)
 
 
 def test_autocast_takes_low_precision_inputs_and_full_sums():

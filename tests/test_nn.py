@@ -308,7 +308,7 @@ def test_decoding_with_an_encoding_for_each_layer(relative_name):
     assert_same(in_chunks(decoder, x, [4, 1, 6]), decoder(x))
 
 
-@pytest.mark.parametrize(
+padded = pytest.mark.parametrize(
     "masks",
     [
         {"key_mask": torch.arange(TIME) >= torch.tensor([[0], [3]])},
@@ -317,6 +317,9 @@ def test_decoding_with_an_encoding_for_each_layer(relative_name):
     ],
     ids=["left", "right", "both"],
 )
+
+
+@padded
 @pytest.mark.parametrize("names", ["t5", "learned", "rotary + shaw", "sine-spe"])
 def test_decoding_with_padded_keys(names, masks):
     decoder, x = stack(Decoder, make(names)), tokens()
@@ -718,15 +721,7 @@ def test_linear_decoding_with_a_context_reads_it_once(names, feature_map):
     assert len(calls) == len(set(calls)) == 2 * LAYERS
 
 
-@pytest.mark.parametrize(
-    "masks",
-    [
-        {"key_mask": torch.arange(TIME) >= torch.tensor([[0], [3]])},
-        {"lengths": torch.tensor([TIME, 4])},
-        {"key_mask": torch.arange(TIME) >= torch.tensor([[2], [0]]), "lengths": torch.tensor([TIME, 4])},
-    ],
-    ids=["left", "right", "both"],
-)
+@padded
 @pytest.mark.parametrize("names", ["t5", "alibi", "sine-spe"])
 def test_linear_decoding_with_padded_keys(names, masks):
     decoder, x = linear_stack(Decoder, make(names)), tokens()
