@@ -9,8 +9,7 @@ plain attention with their own masks. BERTs with relative positions come by `fro
 
 from lagwise.hf import mpnet, register, t5
 from lagwise.hf.bert import from_pretrained_relative, restore_relative
-from lagwise.hf.masks import Mask
-from lagwise.hf.register import NAME
+from lagwise.hf.masks import NAME, Mask
 
 __all__ = ["NAME", "Mask", "from_pretrained_relative", "restore_relative"]
 

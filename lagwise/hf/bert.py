@@ -26,6 +26,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from lagwise.hf.masks import NAME
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -59,7 +60,7 @@ def from_pretrained_relative(path_or_name: str | PathLike[str], model_class: typ
 
         model = from_pretrained_relative("zhiheng-huang/bert-base-uncased-embedding-relative-key-query")
     """
-    if options.setdefault("attn_implementation", "lagwise") != "lagwise":
+    if options.setdefault("attn_implementation", NAME) != NAME:
         raise ValueError(
             f"attn_implementation must be 'lagwise', but is {options['attn_implementation']!r}: no other computes relative "
             "positions in BERT. Leave it out"
@@ -115,7 +116,7 @@ def restore_relative(model: PreTrainedModel, source: Mapping[str, Tensor] | str 
     with torch.no_grad():
         for name, module in self_attentions(model):
             module.distance_embedding.weight.copy_(tables[name])
-    model.set_attn_implementation("lagwise")
+    model.set_attn_implementation(NAME)
     return model
 
 
@@ -139,7 +140,7 @@ class RelativeAttention(nn.Module):
 
     def forward(self, *inputs, **options) -> Any:
         name = self.config._attn_implementation
-        if name != "lagwise":
+        if name != NAME:
             raise ValueError(
                 f"attn_implementation must be 'lagwise' in a model with relative positions, but is {name!r}, which would leave "
                 "them out: call model.set_attn_implementation('lagwise')"

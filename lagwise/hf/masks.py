@@ -9,6 +9,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
+NAME = "lagwise"
+"""What transformers knows us by."""
+
 OTHERWISE = "load the model with attn_implementation='sdpa' or 'eager', or call its set_attn_implementation"
 
 

@@ -11,11 +11,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from lagwise import noise
 from lagwise.attention import attention
 from lagwise.hf import t5
-from lagwise.hf.masks import OTHERWISE, Mask, at_length, make_mask
+from lagwise.hf.masks import NAME, OTHERWISE, Mask, at_length, make_mask
 from lagwise.lags import reachable_lags
 from lagwise.terms import Terms
-
-NAME = "lagwise"
 
 UNHONOURED = {
     "softcap": "caps the logits",

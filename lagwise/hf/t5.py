@@ -21,6 +21,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5PreTrainedModel
 from transformers.models.umt5.modeling_umt5 import UMT5Attention, UMT5PreTrainedModel
 
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.hf.masks import NAME
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -85,7 +86,7 @@ def reaching_the_stacks(set_attn_implementation: Callable) -> Callable:
 
 def is_ours(module: Any) -> bool:
     """Says whether a module's model computes attention with this library."""
-    return module.config._attn_implementation == "lagwise"
+    return module.config._attn_implementation == NAME
 
 
 def bias_of(module: Layer) -> Float[Tensor, "heads lags"]:
