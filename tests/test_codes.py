@@ -177,6 +177,15 @@ def test_taps_have_one_size_per_axis(sizes):
         lagwise.make("conv-spe", heads=1, head_dim=1, kernel_size=sizes, grid=(4,))
 
 
+def test_a_grid_is_a_tuple_of_extents():
+    with pytest.raises(
+        ValueError, match=r"grid must be the extents of all axes but the first, \(columns,\) for an image, but is 4"
+    ):
+        lagwise.make("conv-spe", heads=1, head_dim=1, grid=4)
+    with pytest.raises(ValueError, match="grid must be a whole number of at least 1, but is 0"):
+        lagwise.make("conv-spe", heads=1, head_dim=1, grid=(0,))
+
+
 def test_a_kernel_on_a_grid_is_no_function_of_one_lag():
     with pytest.raises(ValueError, match="see grid_kernel"):
         made(*IMAGE[:1], **IMAGE[1]).exact_terms(-3, 3, scale=1.0)

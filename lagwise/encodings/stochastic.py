@@ -150,6 +150,8 @@ class ConvSPE(StochasticEncoding):
         realizations: int = 64, gated: bool = True,
     ):  # fmt: skip
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
+        if not isinstance(grid, tuple | list):
+            raise ValueError(f"grid must be the extents of all axes but the first, (columns,) for an image, but is {grid!r}")
         self.grid = tuple(grid)
         sizes = (kernel_size,) * (len(self.grid) + 1) if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(sizes) != len(self.grid) + 1:
