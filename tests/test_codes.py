@@ -226,6 +226,12 @@ CALLS = {
     "conv, rows of their own": (("conv-spe", {"kernel_size": 4}), {"batch": 2, "starts": [3, 77]}),
     "conv, more rows than a block": (("conv-spe", {"kernel_size": 3}), {"batch": 9, "time": 5, "realizations": 70}),
     "another gate": (("conv-spe", {"kernel_size": 3}), {"gate_number": 2}),
+    "image": (("conv-spe", {"kernel_size": (3, 4), "grid": (5,)}), {"batch": 2, "time": 23}),
+    "image, one line": (("conv-spe", {"kernel_size": (2, 70), "grid": (100,), "gated": False}), {"start": 40}),
+    "image, before the start": (("conv-spe", {"kernel_size": (2, 3), "grid": (7,)}), {"start": -9}),
+    "image, rows of their own": (("conv-spe", {"kernel_size": (2, 3), "grid": (4,)}), {"batch": 2, "starts": [3, 77]}),
+    "volume": (("conv-spe", {"kernel_size": (2, 3, 2), "grid": (3, 4)}), {"batch": 2, "time": 37}),
+    "volume, before the start": (("conv-spe", {"kernel_size": (1, 2, 3), "grid": (2, 3)}), {"start": -9}),
 }
 
 

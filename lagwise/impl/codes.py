@@ -444,11 +444,11 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Returns the features of q and k, which both have the recipe's heads; positions are [time] or [batch, time].
 
-    On a GPU kernels make them, except on grids and in float64.
+    On a GPU kernels make them, except in float64 and on grids of more than three axes.
     """
     grid = list(recipe.grid) if isinstance(recipe, Filters) else []
     if impl == "auto":
-        impl = "triton" if q.is_cuda and HAS_TRITON and not grid and q.dtype != torch.float64 else "torch"
+        impl = "triton" if q.is_cuda and HAS_TRITON and len(grid) < 3 and q.dtype != torch.float64 else "torch"
     made = torch.ops.lagwise.features(
         q,
         k,
