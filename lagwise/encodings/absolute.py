@@ -20,6 +20,9 @@ class NoEncoding(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return Terms()
 
+    def make_neutral(self) -> bool:
+        return True
+
 
 class Sinusoidal(Absolute):
     """Adds fixed sines and cosines of the absolute position to the model's input.
@@ -81,6 +84,10 @@ class Learned(Absolute):
                 f"length={largest + 1} or more, or use a relative encoding, which has no such limit"
             )
         return x + nn.functional.embedding(positions, self.weight)
+
+    def make_neutral(self) -> bool:
+        nn.init.zeros_(self.weight)
+        return True
 
 
 def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -> Float[Tensor, " half"]:

@@ -46,6 +46,14 @@ class Encoding(nn.Module, ABC):
         """Returns the model's input with absolute positions added; relative encodings leave it alone."""
         return x
 
+    def make_neutral(self) -> bool:
+        """Sets the parameters so that the encoding changes nothing, and says whether that is possible.
+
+        Where it is possible, gradients reach parameters from there. Where it is not, which is what an encoding says that does
+        not write this method, the parameters stay.
+        """
+        return False
+
     def __add__(self, other: "Encoding") -> "Sum":
         return Sum(self, other) if isinstance(other, Encoding) else NotImplemented
 
@@ -85,6 +93,10 @@ class Sum(Encoding):
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         return self.right.embed(self.left.embed(x, positions), positions)
+
+    def make_neutral(self) -> bool:
+        # Not `and`: a part that can be neutral becomes so, whatever the other one is.
+        return all([self.left.make_neutral(), self.right.make_neutral()])
 
 
 def require_sizes(**sizes: int) -> None:

@@ -66,6 +66,10 @@ class T5(Encoding):
         # gradient of an index is not summed in the same order each time.
         return Terms(bias=LagTable(nn.functional.embedding(self.bucket, self.weight.T).T, self.first))
 
+    def make_neutral(self) -> bool:
+        nn.init.zeros_(self.weight)
+        return True
+
 
 class T5Free(Encoding):
     """Adds one learned scalar per head and lag: T5 without buckets, the first paper's ablation "T5-NoB".
@@ -91,6 +95,10 @@ class T5Free(Encoding):
         if self.causal:
             require_past_only(self, last)
         return Terms(bias=LagTable(self.weight, -self.max_lag))
+
+    def make_neutral(self) -> bool:
+        nn.init.zeros_(self.weight)
+        return True
 
 
 class AT5(Encoding):
@@ -162,6 +170,9 @@ class AT5(Encoding):
             values = self._values(first, last, range(1) if last <= 0 else range(1, 2), seed).squeeze(0)
         return Terms(bias=LagTable(values, first))
 
+    def make_neutral(self) -> bool:
+        return self.readout.make_neutral()
+
     def _values(self, first: int, last: int, directions: range, seed: Tensor | None) -> Float[Tensor, "directions heads lags"]:
         """Evaluates g(f(n)) at the lags from `first` to `last`, an equal number of them in each direction."""
         slope = take(self.slope, directions)
@@ -217,6 +228,9 @@ class AT5Free(Encoding):
         values = self.readout(torch.sigmoid(self.weight)[None], -self.max_lag, range(1), seed)
         return Terms(bias=LagTable(values.squeeze(0), -self.max_lag))
 
+    def make_neutral(self) -> bool:
+        return self.readout.make_neutral()
+
 
 class Readout(nn.Module):
     """The MLPs of AT5, 1 -> a -> b -> 1, one for each direction and head."""
@@ -251,6 +265,12 @@ class Readout(nn.Module):
         # The table is exact under autocast too, which would compute the products in half precision.
         with torch.autocast(x.device.type, enabled=False):
             return self._evaluate(x, first, directions, seed)
+
+    def make_neutral(self) -> bool:
+        """Lets the MLPs return 0, from where gradients reach the last layer, and the others after its first step."""
+        nn.init.zeros_(self.weight3)
+        nn.init.zeros_(self.offset3)
+        return True
 
     def _evaluate(self, x: Tensor, first: int, directions: range, seed: Tensor | None) -> Tensor:
         act = ACTIVATIONS[self.activation]

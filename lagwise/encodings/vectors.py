@@ -67,6 +67,11 @@ class Shaw(Encoding):
         value = None if self.values is None else LagTable(self.values, -self.max_lag)
         return Terms(query=LagTable(self.keys, -self.max_lag), value=value)
 
+    def make_neutral(self) -> bool:
+        for table in self.parameters():
+            nn.init.zeros_(table)
+        return True
+
 
 class HuangM1(Encoding):
     """Multiplies the content product by one learned scalar per distance: method 1.
@@ -95,6 +100,10 @@ class HuangM1(Encoding):
         both = torch.cat([future.flip(1), zero, future], dim=1)
         return Terms(gain=LagTable(both[..., None], -self.max_lag))
 
+    def make_neutral(self) -> bool:
+        nn.init.ones_(self.weight)
+        return True
+
 
 class HuangM2(Encoding):
     """Multiplies the content product by one learned scalar per lag, past and future apart: method 2.
@@ -120,6 +129,10 @@ class HuangM2(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return Terms(gain=LagTable(self.weight[..., None], -self.max_lag))
+
+    def make_neutral(self) -> bool:
+        nn.init.ones_(self.weight)
+        return True
 
 
 class HuangM3(Encoding):
@@ -147,6 +160,10 @@ class HuangM3(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         return Terms(gain=LagTable(self.weight, -self.max_lag))
+
+    def make_neutral(self) -> bool:
+        nn.init.ones_(self.weight)
+        return True
 
 
 class HuangM4(Encoding):
@@ -188,6 +205,10 @@ class HuangM4(Encoding):
         table = LagTable(self.weight, -self.max_lag)
         return Terms(query=table, key=table)
 
+    def make_neutral(self) -> bool:
+        nn.init.zeros_(self.weight)
+        return True
+
 
 class XL(Encoding):
     """Lets projected sinusoids of the lag meet the query, with two learned global biases: Transformer-XL.
@@ -223,6 +244,12 @@ class XL(Encoding):
         query = sinusoids @ self.weight.mT
         bias = scale * torch.einsum("hld,hd->hl", query, self.v)
         return Terms(bias=LagTable(bias, first), query=LagTable(query, first), key=LagTable(self.u[:, None], 0))
+
+    def make_neutral(self) -> bool:
+        # The gradient of v is that of a product with W and vanishes until W moves; those of W and u do not.
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        return True
 
 
 def vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:

@@ -4,15 +4,19 @@
     model = AutoModel.from_pretrained(name, attn_implementation="lagwise")         # or model.set_attn_implementation("lagwise")
 
 T5, mT5, UMT5, what is made of their classes, and MPNet compute their bias lag by lag; other models on the attention interface get
-plain attention with their own masks. BERTs with relative positions come by `from_pretrained_relative`.
+plain attention with their own masks. BERTs with relative positions come by `from_pretrained_relative`, and `convert` gives
+relative positions to models that have none.
 """
 
 from lagwise.hf import mpnet, register, t5
 from lagwise.hf.bert import from_pretrained_relative, restore_relative
+from lagwise.hf.convert import FadeCallback, convert, fade, redraw
+from lagwise.hf.convert import install as install_converted
 from lagwise.hf.masks import NAME, Mask
 
-__all__ = ["NAME", "Mask", "from_pretrained_relative", "restore_relative"]
+__all__ = ["NAME", "FadeCallback", "Mask", "convert", "fade", "from_pretrained_relative", "redraw", "restore_relative"]
 
 register.install()
 t5.install()
 mpnet.install()
+install_converted()

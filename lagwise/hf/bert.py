@@ -16,6 +16,7 @@ Xu, Xiang (2020). Absolute positions were then in the checkpoint, but not added.
 torch.Size([1, 3, 8])
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cache
 from os import PathLike
@@ -120,23 +121,14 @@ def restore_relative(model: PreTrainedModel, source: Mapping[str, Tensor] | str 
     return model
 
 
-class RelativeAttention(nn.Module):
-    """What an attention of transformers becomes: it makes its terms from its `distance_embedding`.
-
-    Cross-attention has no table, and no relative positions.
-    """
+class RelativeAttention(nn.Module, ABC):
+    """What an attention of transformers becomes: it makes terms, and computes with this library or not at all."""
 
     config: PreTrainedConfig
-    distance_embedding: nn.Embedding
 
+    @abstractmethod
     def lagwise_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        """Returns the terms; the table covers all lags of a sequence that the model takes."""
-        if not hasattr(self, "distance_embedding"):
-            return Terms()
-        # BERT's rows are distances into the past.
-        values = self.distance_embedding.weight.flip(0)[None]
-        table = LagTable(values, -(values.shape[1] // 2))
-        return Terms(query=table, key=table if self.config.position_embedding_type == "relative_key_query" else None)
+        """Returns the terms for a call that can reach the lags from `first` to `last`."""
 
     def forward(self, *inputs, **options) -> Any:
         name = self.config._attn_implementation
@@ -149,25 +141,40 @@ class RelativeAttention(nn.Module):
 
     def __reduce__(self):
         # The class is made on demand, so that pickle does not find it by its name.
-        return new_relative, (type(self).__bases__[1],), self.__dict__
+        return new_relative, type(self).__bases__, self.__dict__
+
+
+class DistanceAttention(RelativeAttention):
+    """Makes its terms from its `distance_embedding`. Cross-attention has no table, and no relative positions."""
+
+    distance_embedding: nn.Embedding
+
+    def lagwise_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        """Returns the terms; the table covers all lags of a sequence that the model takes."""
+        if not hasattr(self, "distance_embedding"):
+            return Terms()
+        # BERT's rows are distances into the past.
+        values = self.distance_embedding.weight.flip(0)[None]
+        table = LagTable(values, -(values.shape[1] // 2))
+        return Terms(query=table, key=table if self.config.position_embedding_type == "relative_key_query" else None)
 
 
 class UnusedEmbedding(nn.Embedding):
-    """The absolute positions of a checkpoint with relative ones: they are kept, and saved again, but add nothing."""
+    """The absolute positions of a model with relative ones: they are kept, and saved again, but add nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self.weight.new_zeros(1).expand(*input.shape, self.embedding_dim)
 
 
 @cache
-def relative_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Returns a class of attention with relative positions."""
-    return type(f"Relative{kind.__name__}", (RelativeAttention, kind), {"__module__": __name__})
+def relative_class(relative: type[RelativeAttention], kind: type[nn.Module]) -> type[nn.Module]:
+    """Returns the class of a kind of attention with a kind of relative positions."""
+    return type(f"Relative{kind.__name__}", (relative, kind), {"__module__": __name__})
 
 
-def new_relative(kind: type[nn.Module]) -> nn.Module:
+def new_relative(relative: type[RelativeAttention], kind: type[nn.Module]) -> nn.Module:
     """Returns an empty attention with relative positions, for copies and pickles to fill."""
-    made = relative_class(kind)
+    made = relative_class(relative, kind)
     return made.__new__(made)
 
 
@@ -183,10 +190,10 @@ def add_tables(model: PreTrainedModel) -> None:
         if not isinstance(module, RelativeAttention):
             lags, device = 2 * model.config.max_position_embeddings - 1, module.query.weight.device
             module.distance_embedding = nn.Embedding(lags, module.attention_head_size, device=device, dtype=model.dtype)
-            module.__class__ = relative_class(type(module))
+            module.__class__ = relative_class(DistanceAttention, type(module))
     for module in list(model.modules()):
         if type(module).__name__.endswith("CrossAttention") and not isinstance(module, RelativeAttention):
-            module.__class__ = relative_class(type(module))
+            module.__class__ = relative_class(DistanceAttention, type(module))
         absolute = getattr(module, "position_embeddings", None)
         if isinstance(absolute, nn.Embedding) and not isinstance(absolute, UnusedEmbedding):
             absolute.__class__ = UnusedEmbedding

@@ -10,9 +10,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from lagwise import noise
 from lagwise.attention import attention
+from lagwise.feature_maps import FeatureMap
 from lagwise.hf import t5
 from lagwise.hf.masks import NAME, OTHERWISE, Mask, at_length, make_mask
 from lagwise.lags import reachable_lags
+from lagwise.linear import linear_attention
 from lagwise.terms import Terms
 
 UNHONOURED = {
@@ -48,7 +50,8 @@ def attention_forward(
     """Computes attention for a module of a model, for transformers' `AttentionInterface`.
 
     Args:
-        module: The attention layer. Its `lagwise_terms(first, last, *, scale, seed)`, if it has one, makes the position terms.
+        module: The attention layer. Its `lagwise_terms(first, last, *, scale, seed)`, if it has one, makes the position terms,
+            and with a `lagwise_feature_map` its attention is linear.
         query: Queries.
         key: Keys.
         value: Values.
@@ -91,8 +94,33 @@ def attention_forward(
             "attention_mask must be given where positions matter and there are other keys than the queries' own, because it "
             f"tells where the queries stand, but is None for {queries} queries and {keys} keys"
         )
-    out = attention(query, key, value, terms, key_mask=key_mask, scale=scale, dropout=dropout, seed=seed, **place)
+    feature_map: FeatureMap | None = getattr(module, "lagwise_feature_map", None)
+    if feature_map is None:
+        out = attention(query, key, value, terms, key_mask=key_mask, scale=scale, dropout=dropout, seed=seed, **place)
+    else:
+        require_no_dropout(dropout)
+        require_all_pairs(mask, queries, keys)
+        out = linear_attention(query, key, value, terms, feature_map=feature_map, key_mask=key_mask, scale=scale)
     return out.transpose(1, 2).contiguous(), None
+
+
+def require_all_pairs(mask: Mask, queries: int, keys: int) -> None:
+    """Raises for a mask that linear attention does not have in these models."""
+    if mask.causal or mask.window is not None or queries != keys:
+        raise ValueError(
+            "the attention of a model that was converted with attention='linear' must let every token see every other, but its "
+            "mask is causal or has a window, or there is a cache: convert with attention='softmax'"
+        )
+
+
+def require_no_dropout(dropout: float) -> None:
+    """Raises for dropout of the weights of linear attention."""
+    if dropout > 0.0:
+        raise ValueError(
+            f"dropout of attention weights must be 0 with attention='linear', which never makes them, but is {dropout}: load the "
+            "model with from_pretrained(..., attention_probs_dropout_prob=0.0), or attention_dropout=0.0 in DistilBERT. Dropout "
+            "after the layers stays"
+        )
 
 
 def check_options(module: nn.Module, options: dict[str, Any]) -> None:
