@@ -447,12 +447,16 @@ class Stack(nn.Module):
         head_dim: int | None,
         attention: Literal["softmax", "linear"],
         feature_map: FeatureMap | str | None,
+        tied: bool,
         **options,
     ):
         super().__init__()
         if layers < 1:
             raise ValueError(f"layers must be at least 1, but is {layers}")
-        self.dim, self.causal = dim, causal
+        if tied and not (per_layer is False and (encoding is None or isinstance(encoding, Encoding | str))):
+            raise ValueError("tied layers share one encoding: leave per_layer out, and pass one encoding or its name")
+        self.dim, self.causal, self.depth = dim, causal, layers
+        layers = 1 if tied else layers
         width = width_of_head(dim, heads, head_dim)
         own: list[Encoding | None] = [None] * layers
         shared: Encoding | None = None
@@ -499,7 +503,8 @@ class Stack(nn.Module):
 
     @property
     def _layers(self) -> list[Layer]:
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
+        """The layers in the order in which they are passed; tied ones are one and the same."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)] * (self.depth // len(self.layers))
 
     def _run(
         self,
@@ -512,10 +517,8 @@ class Stack(nn.Module):
     ) -> Tensor:
         if x.ndim != 3 or x.shape[2] != self.dim:
             raise ValueError(f"x must be [batch, time, {self.dim}], but has shape {tuple(x.shape)}")
-        if caches is not None and len(caches) != len(self.layers):
-            raise ValueError(
-                f"cache must come from this stack's new_cache(), for {len(self.layers)} layers, but has {len(caches)}"
-            )
+        if caches is not None and len(caches) != self.depth:
+            raise ValueError(f"cache must come from this stack's new_cache(), for {self.depth} layers, but has {len(caches)}")
         start = 0 if caches is None else caches[0].length
         positions = start + torch.arange(x.shape[1], device=x.device)
         if cu_seqlens is not None:
@@ -557,6 +560,7 @@ class Encoder(Stack):
         attention: "softmax" or "linear".
         feature_map: Of linear attention: a name, "favor" unless given, makes one for each layer; a `FeatureMap` is shared.
             `redraw` draws the projections of "favor" anew.
+        tied: Pass one layer `layers` times.
         options: More options of `Layer`: hidden, activation, dropout, attention_dropout, kv_heads, window, scale, impl.
 
     >>> Encoder(64, layers=2, heads=4, encoding="sinusoidal")(torch.randn(2, 10, 64)).shape
@@ -576,11 +580,12 @@ class Encoder(Stack):
         head_dim: int | None = None,
         attention: Literal["softmax", "linear"] = "softmax",
         feature_map: FeatureMap | str | None = None,
+        tied: bool = False,
         **options,
     ):
         super().__init__(
             dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=causal, norm=norm,
-            head_dim=head_dim, attention=attention, feature_map=feature_map, **options,
+            head_dim=head_dim, attention=attention, feature_map=feature_map, tied=tied, **options,
         )  # fmt: skip
 
     def forward(
@@ -614,6 +619,7 @@ class Decoder(Stack):
         attention: "softmax" or "linear".
         feature_map: Of linear attention: a name, "favor" unless given, makes one for each layer; a `FeatureMap` is shared.
             `redraw` draws the projections of "favor" anew.
+        tied: Pass one layer `layers` times.
         options: More options of `Layer`: hidden, activation, dropout, attention_dropout, kv_heads, window, scale, impl.
 
     >>> decoder = Decoder(64, layers=2, heads=4, encoding="rotary").eval()
@@ -636,11 +642,12 @@ class Decoder(Stack):
         head_dim: int | None = None,
         attention: Literal["softmax", "linear"] = "softmax",
         feature_map: FeatureMap | str | None = None,
+        tied: bool = False,
         **options,
     ):
         super().__init__(
             dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=True, norm=norm,
-            head_dim=head_dim, attention=attention, feature_map=feature_map, cross=cross, **options,
+            head_dim=head_dim, attention=attention, feature_map=feature_map, tied=tied, cross=cross, **options,
         )  # fmt: skip
         self.cross = cross
 

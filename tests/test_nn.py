@@ -6,6 +6,7 @@ and with tables that end inside the sequence, so that a position that is off by 
 
 import io
 import itertools
+import re
 from copy import deepcopy
 from functools import reduce
 from itertools import pairwise
@@ -854,3 +855,19 @@ def test_linear_stacks_move_to_another_dtype(linear_name, dtype):
     exact = model.double()(x.double())
     assert out.dtype == dtype
     assert float((out.double() - exact).detach().abs().max()) <= 16 * torch.finfo(dtype).eps
+
+
+def test_tied_layers_are_one_layer_passed_again():
+    tied = lagwise.nn.Decoder(8, layers=3, heads=2, encoding="t5", tied=True)
+    layers = lagwise.nn.Decoder(8, layers=3, heads=2, encoding="t5")
+    one = tied.state_dict()
+    layers.load_state_dict({name: one[re.sub(r"layers\.\d", "layers.0", name)] for name in layers.state_dict()})
+    x, cache = torch.randn(2, 7, 8), tied.new_cache()
+    assert torch.equal(tied(x), layers(x))
+    steps = torch.cat([tied(x[:, :4], cache=cache), tied(x[:, 4:], cache=cache)], dim=1)
+    torch.testing.assert_close(steps, tied(x))
+
+
+def test_tied_layers_share_their_encoding():
+    with pytest.raises(ValueError, match="tied layers share one encoding: leave per_layer out"):
+        lagwise.nn.Encoder(8, layers=3, heads=2, encoding="t5", per_layer=True, tied=True)
