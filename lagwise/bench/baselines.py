@@ -78,11 +78,16 @@ def eager_m4(q: Tensor, k: Tensor, v: Tensor, encoding: HuangM4, *, causal: bool
     lags = pairwise_lags(q)
     end = encoding.max_lag
     vectors = encoding.weight[0][lags.clamp(-end, end) + end].to(q.dtype)
-    logits = q @ k.mT + torch.einsum("bhld,lrd->bhlr", q, vectors) + torch.einsum("bhrd,lrd->bhlr", k, vectors)
-    logits = logits / math.sqrt(q.shape[3])
+    logits = m4_logits(q, k, vectors)
     if causal:
         logits = logits.masked_fill(lags > 0, -math.inf)
     return torch.softmax(logits, dim=-1) @ v
+
+
+def m4_logits(q: Tensor, k: Tensor, vectors: Tensor) -> Tensor:
+    """Returns the logits of method 4 for vectors [queries, keys, head_dim]."""
+    logits = q @ k.mT + torch.einsum("bhld,lrd->bhlr", q, vectors) + torch.einsum("bhrd,lrd->bhlr", k, vectors)
+    return logits / math.sqrt(q.shape[3])
 
 
 def pairwise_lags(q: Tensor) -> Tensor:

@@ -3,14 +3,18 @@
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import lagwise
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Case:
 
 def records(
     bench: str,
-    cases: dict[str, Case],
+    cases: Mapping[str, "DataclassInstance"],
     numbers: dict[str, dict[str, Any]],
     device: torch.device,
     dtype: torch.dtype,
