@@ -13,6 +13,8 @@ try:
 except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install 'lagwise[cli]'") from error
 
+from lagwise.train import commands
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,14 +23,19 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Relative positions for attention: list encodings, measure their speed and memory.",
+    help="Relative positions for attention: compare encodings, train models with them, measure their speed and memory.",
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside what people run without us.")
+commands.register(app)
 app.add_typer(bench_app, name="bench")
 # A table that is piped to a file keeps its columns.
 console = Console(width=None if sys.stdout.isatty() else 160)
 
 COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
+HF_COLUMNS = [
+    "case", "shape", "contender", "training tokens/s", "ratio", "goal", "inference tokens/s", "ratio",
+    "peak MiB", "ratio", "goal",
+]  # fmt: skip
 DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak MiB"]
 
 
@@ -173,6 +180,62 @@ def bench_linear(
     show(table, notes, path, sweep=sweep)
 
 
+@bench_app.command("hf")
+def bench_hf(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16; bfloat16 on a GPU unless given.")
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this model, such as t5-base; may be repeated.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Use this number of sequences in all cases, and no goals.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all cases, and no goals.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 3 on a CPU.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only ours, and what ratios are taken to.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare Hugging Face models with attn_implementation="lagwise" to the same models without.
+
+    T5 (t5-base; t5-base-encoder is its encoder alone) runs with "eager", "sdpa" and "lagwise". BERT with relative positions
+    (bert-base-m4: relative_key_query) runs as transformers 4 computed it, with "lagwise", and for reference with "sdpa", which
+    has no relative positions. On a CPU the models are smaller: t5-small, t5-small-encoder, bert-small-m4.
+
+    The contenders have the same random weights, are first checked to compute the same, and run in turns. Training is a step
+    forward and backward without an optimizer, inference a forward pass; all tokens of a batch count, in T5 those of both sides.
+    The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to transformers 4 for BERT:
+    more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
+    """
+    import torch
+
+    from lagwise.bench.records import machine, save
+
+    try:
+        from lagwise.bench import hf as bench
+    except ModuleNotFoundError as error:
+        console.print(f"bench hf needs {error.name}: pip install 'lagwise\\[hf]'")
+        raise typer.Exit(1) from error
+
+    where = chosen_device(device)
+    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    cases = bench.CASES[where.type]
+    known = list(dict.fromkeys(each.model for each in cases))
+    for name in case or []:
+        if name not in known:
+            raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
+    facts = machine(where)
+    path = out / f"hf-{where.type}-{facts['date']}.jsonl"
+    table = Table(*HF_COLUMNS, title=f"{title(facts, kind)}, transformers {bench.versions()['transformers']}")
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        for each in (each.at(batch, time) for each in cases if not case or each.model in case):
+            records = bench.run(
+                each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick,
+                progress=lambda name, each=each: status.update(f"{each.words}: {name}"),
+            )  # fmt: skip
+            save(records, path)
+            notes += add_hf_rows(table, records, words=each.words)
+    show(table, notes, path, sweep=False)
+
+
 @bench_app.command("plot")
 def bench_plot(
     file: Annotated[Path, typer.Argument(help="JSON lines of a --sweep of `lagwise bench`.", exists=True, dir_okay=False)],
@@ -279,4 +342,36 @@ def add_decode_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:
             continue
         ratio = "-" if record["step_ratio"] is None else f"{record['step_ratio']:.2f}"
         table.add_row(*labels, f"{record['step_ms']:.3f}", ratio, f"{record['peak_bytes'] / 2**20:.1f}")
+    return notes
+
+
+def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> list[str]:
+    """Adds the lines of one model to the table, and returns what there is to say about those without numbers."""
+
+    def ratio(number: float | None) -> str:
+        return "-" if number is None else f"{number:.2f}"
+
+    def verdict(sign: str, goal: float | None, met: bool | None) -> str:
+        return "" if met is None else f"{sign} {goal:.2f} {'met' if met else 'missed'}"
+
+    notes = []
+    for number, record in enumerate(records):
+        shape = "B{batch} T{time}".format(**record)
+        labels = [words, shape, record["contender"]] if number == 0 else ["", "", record["contender"]]
+        if "error" in record:
+            table.add_row(*labels, "-", "-", "", "-", "-", "-", "-", "")
+            notes.append(f"{words} {shape}, {record['contender']}: {record['error']}")
+            continue
+        table.add_row(
+            *labels,
+            f"{record['training_tokens_per_s']:,.0f}",
+            ratio(record["training_speedup"]),
+            verdict(">=", record["goal"], record["goal_met"]),
+            f"{record['inference_tokens_per_s']:,.0f}",
+            ratio(record["inference_speedup"]),
+            f"{record['held_bytes'] / 2**20:,.0f}",
+            ratio(record["memory_ratio"]),
+            verdict("<=", record["memory_goal"], record["memory_goal_met"]),
+        )
+    table.add_section()
     return notes
