@@ -496,7 +496,22 @@ def test_encodings_lists_all_of_them():
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["bench"], ["bench", "attention"], ["bench", "linear"], ["bench", "plot"], ["encodings"]], ids=" ".join
+    "arguments",
+    [
+        [],
+        ["bench"],
+        ["bench", "attention"],
+        ["bench", "linear"],
+        ["bench", "hf"],
+        ["bench", "plot"],
+        ["encodings"],
+        ["compare"],
+        ["train"],
+        ["evaluate"],
+        ["generate"],
+        ["tasks"],
+    ],
+    ids=" ".join,
 )
 def test_help_teaches(arguments):
     result = CliRunner().invoke(app, [*arguments, "--help"])

@@ -1,0 +1,377 @@
+"""The commands of `lagwise bench`."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from lagwise.console import console
+
+if TYPE_CHECKING:
+    import torch
+
+    from lagwise.bench.records import Case
+
+app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside what people run without us.")
+
+COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
+HF_COLUMNS = [
+    "case", "shape", "contender", "training tokens/s", "ratio", "goal", "inference tokens/s", "ratio",
+    "peak MiB", "ratio", "goal",
+]  # fmt: skip
+DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak MiB"]
+
+
+@app.command("attention")
+def attention(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; bfloat16 on a GPU unless given.")] = None,
+    encoding: Annotated[list[str] | None, typer.Option(help="Only cases of this encoding; may be repeated.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all cases; in a sweep, stop there.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.")] = None,
+    impl: Annotated[str, typer.Option(help="Who computes: auto, or the name of an implementation.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Only plain attention and ours.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Also ours under torch.use_deterministic_algorithms(True).")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure against the length instead, and draw a plot.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare attention with encodings to attention without.
+
+    For each case, plain attention, ours, and where there is one the code that people use today run in turns on the
+    same tensors. The ratio is time by plain attention's time in the same turn (cuDNN's on a GPU): 1.0 would be positions
+    for free. Training is forward and backward with the gradient of the learned tables, and the peak is its memory with all
+    inputs. The median of the turns counts.
+
+    On a GPU the cases at T = 512 are CUDA graphs of all contenders. Lines that failed or were left out say why.
+    """
+    if deterministic:
+        # cuBLAS repeats its results only with a workspace of its own, which it reads before its first product.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    from lagwise.bench import attention as bench
+    from lagwise.bench.records import machine, save
+
+    where = chosen_device(device)
+    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    if sweep and (encoding or deterministic):
+        raise typer.BadParameter("it measures encodings of its own, and no deterministic mode", param_hint="--sweep")
+    turns = repeats or (2 if sweep and where.type == "cpu" else 7)
+    facts = machine(where)
+    path = out / f"{'sweep' if sweep else 'attention'}-{where.type}-{facts['date']}.jsonl"
+    table = Table(*COLUMNS, title=title(facts, kind))
+    options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        if sweep:
+            for length in (length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time):
+                records = bench.run_sweep(
+                    length, progress=lambda name, length=length: status.update(f"T = {length}: {name}"), **options
+                )
+                save(records, path)
+                notes += add_rows(table, records)
+        else:
+            for case in chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time):
+                records = bench.run(
+                    case, deterministic=deterministic,
+                    progress=lambda name, case=case: status.update(f"{case.words}: {name}"), **options,
+                )  # fmt: skip
+                save(records, path)
+                notes += add_rows(table, records, words=case.words)
+    show(table, notes, path, sweep=sweep)
+
+
+@app.command("linear")
+def linear(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    encoding: Annotated[list[str] | None, typer.Option(help="Of ours, only this encoding and none; may be repeated.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all shapes; in a sweep, stop there.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Causal attention; the goals are for attention both ways.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only plain linear attention, and ours without positions and with SPE.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure against the length instead, and draw a plot.")] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Time a decoding step near and far from the start of a sequence instead.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare linear attention with encodings to linear attention without.
+
+    In each shape, linear attention without positions (plain code with the features relu(x) + 0.001), ours, softmax attention
+    without positions, and SPE as published, its codes written out, run in turns on the same tensors. The ratio is to the first of
+    these in the same turn: 1.0 would be positions for free. Training is forward and backward with the gradients of the
+    encoding, and the peak is its memory with all inputs. The median of the turns counts.
+
+    With --decode, the ratio is to the step at the first position. Lines that failed or were left out say why.
+    """
+    import torch
+
+    from lagwise.bench import linear as bench
+    from lagwise.bench.records import machine, save
+
+    where, kind = chosen_device(device), getattr(torch, dtype)
+    check_encodings(encoding, bench.DECODED if decode else list(bench.OPTIONS))
+    if decode and (sweep or time or causal or quick):
+        raise typer.BadParameter("it has no length to choose, and nothing beside ours", param_hint="--decode")
+    facts = machine(where)
+    name = "linear-decode" if decode else "linear-sweep" if sweep else "linear"
+    path = out / f"{name}-{where.type}-{facts['date']}.jsonl"
+    options = {"device": where, "dtype": kind, "encodings": encoding}
+    options["repeats"] = repeats or (2 if sweep and where.type == "cpu" else 7)
+    table = Table(*(DECODE_COLUMNS if decode else COLUMNS), title=title(facts, kind))
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        if decode:
+            records = bench.run_decode(progress=status.update, **options)
+            save(records, path)
+            notes += add_decode_rows(table, records)
+        else:
+            for shape in bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time):
+                records = bench.run(
+                    replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear",
+                    progress=lambda name, shape=shape: status.update(f"T = {shape.time}: {name}"), **options,
+                )  # fmt: skip
+                save(records, path)
+                notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
+    show(table, notes, path, sweep=sweep)
+
+
+@app.command("hf")
+def hf(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16; bfloat16 on a GPU unless given.")
+    ] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this model, such as t5-base; may be repeated.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Use this number of sequences in all cases, and no goals.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all cases, and no goals.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 3 on a CPU.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only ours, and what ratios are taken to.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare Hugging Face models with attn_implementation="lagwise" to the same models without.
+
+    T5 (t5-base; t5-base-encoder is its encoder alone) runs with "eager", "sdpa" and "lagwise". BERT with relative positions
+    (bert-base-m4: relative_key_query) runs as transformers 4 computed it, with "lagwise", and for reference with "sdpa", which
+    has no relative positions. On a CPU the models are smaller: t5-small, t5-small-encoder, bert-small-m4.
+
+    The contenders have the same random weights, are first checked to compute the same, and run in turns. Training is a step
+    forward and backward without an optimizer, inference a forward pass; all tokens of a batch count, in T5 those of both sides.
+    The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to transformers 4 for BERT:
+    more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
+    """
+    import torch
+
+    from lagwise.bench.records import machine, save
+
+    try:
+        from lagwise.bench import hf as bench
+    except ModuleNotFoundError as error:
+        console.print(f"bench hf needs {error.name}: pip install 'lagwise\\[hf]'")
+        raise typer.Exit(1) from error
+
+    where = chosen_device(device)
+    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    cases = bench.CASES[where.type]
+    known = list(dict.fromkeys(each.model for each in cases))
+    for name in case or []:
+        if name not in known:
+            raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
+    facts = machine(where)
+    path = out / f"hf-{where.type}-{facts['date']}.jsonl"
+    table = Table(*HF_COLUMNS, title=f"{title(facts, kind)}, transformers {bench.versions()['transformers']}")
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        for each in (each.at(batch, time) for each in cases if not case or each.model in case):
+            records = bench.run(
+                each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick,
+                progress=lambda name, each=each: status.update(f"{each.words}: {name}"),
+            )  # fmt: skip
+            save(records, path)
+            notes += add_hf_rows(table, records, words=each.words)
+    show(table, notes, path, sweep=False)
+
+
+@app.command("loop")
+def loop(
+    task: Annotated[str, typer.Argument(help="What is trained on; `lagwise tasks` lists them.")],
+    fields: Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help="Fields of `lagwise train`.")] = None,
+    preset: Annotated[str, typer.Option(help="A preset of the task.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps of each turn.")] = 50,
+    data: Annotated[str | None, typer.Option(help="Folder with the official files.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: what there is.")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Measure whether the input keeps up with training.
+
+    Training steps on new batches, with the reports of the loss, take turns with the same steps on one batch that lies on the
+    device. The share is the speed of the first by that of the second: 1.0 is an input that costs nothing.
+
+        lagwise bench loop lm --data DIR dim=768 layers=12 heads=12 task.length=512 batch=32 precision=bf16
+    """
+    from lagwise.train.commands import changes_of, in_words, settings_of
+
+    with in_words():
+        from lagwise.bench import loop as bench
+        from lagwise.bench.records import save
+        from lagwise.train.loop import make_config
+
+        record = bench.run(
+            make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, workers=workers), steps=steps
+        )
+        path = out / f"loop-{chosen_device(device).type}-{record['date']}.jsonl"
+        save([record], path)
+        console.print(
+            f"{record['loop_ms']:.2f} ms a step, {record['fixed_ms']:.2f} ms on a fixed batch: share {record['share']:.3f}"
+        )
+        console.print(f"saved to {path}")
+
+
+@app.command("plot")
+def plot(
+    file: Annotated[Path, typer.Argument(help="JSON lines of a --sweep of `lagwise bench`.", exists=True, dir_okay=False)],
+    out: Annotated[Path | None, typer.Option(help="The picture; beside the lines unless given.")] = None,
+) -> None:
+    """Draw time and memory against the length from the saved lines of a sweep.
+
+    The lines may come from another machine. Where there are several of the same contender and length, the last one counts.
+    """
+    try:
+        console.print(f"drawn to {draw_plot(file, out or file.with_suffix('.png'))}")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="FILE") from error
+    except ImportError as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(1) from error
+
+
+def chosen_device(name: str) -> "torch.device":
+    """Returns the device of this name, or with "auto" a GPU where there is one."""
+    import torch
+
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:
+    """Returns what the numbers of a table depend on, in one line."""
+    return f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {dtype}, {facts['date']}"
+
+
+def show(table: Table, notes: list[str], path: Path, *, sweep: bool) -> None:
+    """Prints a table and the notes on it, and where its numbers are; draws those of a sweep."""
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    console.print(f"saved to {path}")
+    if sweep:
+        try:
+            console.print(f"drawn to {draw_plot(path, path.with_suffix('.png'))}")
+        except ImportError as error:
+            console.print(f"{error}; `lagwise bench plot {path.name}` then draws it, on any machine", markup=False)
+
+
+def draw_plot(lines: Path, picture: Path) -> Path:
+    """Draws the saved lines of a sweep, and returns where."""
+    from lagwise.bench import plot
+
+    plot.draw(plot.read(lines), picture)
+    return picture
+
+
+def chosen_cases(cases: list["Case"], encodings: list[str] | None, time: int | None) -> list["Case"]:
+    """Returns the cases of the given encodings, at the given length."""
+    check_encodings(encodings, sorted({case.encoding for case in cases}))
+    chosen = [case for case in cases if not encodings or case.encoding in encodings]
+    return chosen if time is None else [case.at(time) for case in chosen]
+
+
+def check_encodings(names: list[str] | None, known: list[str]) -> None:
+    """Raises for encodings that are not measured."""
+    for name in names or []:
+        if name not in known:
+            raise typer.BadParameter(f"no case of {name!r}; there are {', '.join(known)}", param_hint="--encoding")
+
+
+def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") -> list[str]:
+    """Adds the lines of one case to the table, and returns what there is to say about those without numbers."""
+    notes = []
+    for number, record in enumerate(records):
+        shape = "B{batch} H{heads} T{time} D{head_dim}".format(**record) + (" graph" if record["graph"] else "")
+        labels = [words, shape] if number == 0 else ["", ""]
+        impl = f" ({record['impl']})" if record.get("impl") else ""
+        tiles = " (cut tiles)" if isinstance(record.get("tiles"), dict) else ""
+        if "error" in record:
+            table.add_row(*labels, record["contender"] + impl + tiles, "-", "-", "-", "-", "", "-", "-")
+            notes.append(f"{words} {shape}, {record['contender']}: {record['error']}".strip())
+            continue
+        # Goals are for ours alone, and not for its deterministic mode.
+        promised = record["contender"] in ("lagwise", f"lagwise, {record['encoding']}")
+        table.add_row(
+            *labels,
+            record["contender"] + impl + tiles,
+            *(
+                "-" if record[name] is None else f"{record[name]:.{digits}f}"
+                for name, digits in (("forward_ms", 3), ("forward_ratio", 2), ("training_ms", 3), ("training_ratio", 2))
+            ),
+            f"{record['goal']:.2f}" if record["goal"] and promised else "",
+            f"{record['held_bytes'] / 2**20:.0f}",
+            ("-" if record["memory_ratio"] is None else f"{record['memory_ratio']:.2f}")
+            + (f" (goal {record['memory_goal']:.2f})" if record["memory_goal"] and promised else ""),
+        )
+    table.add_section()
+    return notes
+
+
+def add_decode_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:
+    """Adds the lines of decoding steps to the table, and returns what there is to say about those without numbers."""
+    notes = []
+    for record in records:
+        labels = [record["contender"], "B{batch} H{heads} D{head_dim}".format(**record), f"{record['position']:,}"]
+        if "error" in record:
+            table.add_row(*labels, "-", "-", "-")
+            notes.append(f"{record['contender']}, position {record['position']:,}: {record['error']}")
+            continue
+        ratio = "-" if record["step_ratio"] is None else f"{record['step_ratio']:.2f}"
+        table.add_row(*labels, f"{record['step_ms']:.3f}", ratio, f"{record['peak_bytes'] / 2**20:.1f}")
+    return notes
+
+
+def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> list[str]:
+    """Adds the lines of one model to the table, and returns what there is to say about those without numbers."""
+
+    def ratio(number: float | None) -> str:
+        return "-" if number is None else f"{number:.2f}"
+
+    def verdict(sign: str, goal: float | None, met: bool | None) -> str:
+        return "" if met is None else f"{sign} {goal:.2f} {'met' if met else 'missed'}"
+
+    notes = []
+    for number, record in enumerate(records):
+        shape = "B{batch} T{time}".format(**record)
+        labels = [words, shape, record["contender"]] if number == 0 else ["", "", record["contender"]]
+        if "error" in record:
+            table.add_row(*labels, "-", "-", "", "-", "-", "-", "-", "")
+            notes.append(f"{words} {shape}, {record['contender']}: {record['error']}")
+            continue
+        table.add_row(
+            *labels,
+            f"{record['training_tokens_per_s']:,.0f}",
+            ratio(record["training_speedup"]),
+            verdict(">=", record["goal"], record["goal_met"]),
+            f"{record['inference_tokens_per_s']:,.0f}",
+            ratio(record["inference_speedup"]),
+            f"{record['held_bytes'] / 2**20:,.0f}",
+            ratio(record["memory_ratio"]),
+            verdict("<=", record["memory_goal"], record["memory_goal_met"]),
+        )
+    table.add_section()
+    return notes

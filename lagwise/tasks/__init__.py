@@ -1,0 +1,31 @@
+"""Tasks to train and compare encodings on, by name."""
+
+from lagwise.encodings import nearest
+from lagwise.tasks.artificial import Adding, Process50, Reber
+from lagwise.tasks.base import Batch, Examples, Facts, Sequences, Split, Task, Tensors
+from lagwise.tasks.image import Image
+from lagwise.tasks.listops import ListOps
+from lagwise.tasks.pathfinder import Pathfinder
+from lagwise.tasks.retrieval import Retrieval
+from lagwise.tasks.text import Text
+
+TASKS: dict[str, type[Task]] = {
+    "reber": Reber,
+    "process-50": Process50,
+    "adding": Adding,
+    "listops": ListOps,
+    "text": Text,
+    "retrieval": Retrieval,
+    "image": Image,
+    "pathfinder": Pathfinder,
+}
+
+
+def task_named(name: str) -> type[Task]:
+    """Returns a task's class; an unknown name raises and offers the nearest."""
+    if name not in TASKS:
+        raise ValueError(f"{name!r} is no task{nearest(name, TASKS)} `lagwise tasks` lists all")
+    return TASKS[name]
+
+
+__all__ = ["TASKS", "Batch", "Examples", "Facts", "Sequences", "Split", "Task", "Tensors", "task_named"]

@@ -1,0 +1,390 @@
+"""The commands of the harness: compare, train, evaluate, generate, tasks."""
+
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lagwise.console import console
+
+if TYPE_CHECKING:
+    from lagwise.train.compare import Group
+    from lagwise.train.config import Config
+    from lagwise.train.loop import Session, Settings
+
+FIELDS_HELP = (
+    "Any field of a run, such as dim=256 layers=4 rate=3e-4; options of the task and of the encoding as task.NAME=VALUE and "
+    "encoding.NAME=VALUE. `lagwise train TASK --fields` lists them."
+)
+Fields = Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help=FIELDS_HELP)]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Folder with the official files, or hub: download them. Without it, generated data or a small sample."),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: what there is.")]
+Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the task's own unless given.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps; the task's own unless given.")]
+Preset = Annotated[str, typer.Option(help="A configuration of the papers; `lagwise tasks` lists them.")]
+Lengths = Annotated[
+    str | None, typer.Option(help="Evaluate the test split at these lengths too, with commas between: the inductive test.")
+]
+Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    for command in (compare, train, evaluate, generate, tasks):
+        app.command()(command)
+
+
+def compare(
+    fields: Fields = None,
+    task: Annotated[str, typer.Option(help="What to train on; `lagwise tasks` lists them.")] = "process-50",
+    encodings: Annotated[
+        str | None, typer.Option(help="Names with commas between, or all. `lagwise encodings` lists them. Eight unless given.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each encoding. Equal seeds have equal data, so that differences are paired.")
+    ] = 3,
+    baseline: Annotated[
+        str | None, typer.Option(help="The encoding that others are compared to; t5 where it takes part.")
+    ] = None,
+    preset: Preset = "",
+    steps: Steps = None,
+    data: Data = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    lengths: Lengths = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run what is there already once more.")] = False,
+    stored: Annotated[
+        list[Path] | None, typer.Option("--from", help="Train nothing, and compare the runs in this folder; may be repeated.")
+    ] = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Train the same model with several position encodings, and show which is best.
+
+    Without arguments: Process-50, strings from two Markov chains that have the same counts and differ in their order, a small
+    model, eight encodings, three seeds, a few minutes on two cores. It ends with a league table, and writes report.html,
+    report.png and league.csv.
+
+        lagwise compare --encodings t5,at5 --seeds 5
+        lagwise compare --task listops --preset relu-sine --encodings sine-spe,rotary --data DIR --device cuda
+        lagwise compare --from runs/process-50
+
+    Runs that are complete are not run again, and runs that were stopped go on.
+    """
+    from lagwise.train import compare as comparing
+    from lagwise.train.report import write_report
+    from lagwise.train.store import runs_in
+
+    with in_words():
+        notes: list[str] = []
+        if stored:
+            runs = [run for run in runs_in(stored) if run.result is not None]
+        else:
+            names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
+            changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
+            configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes)
+            settings = settings_of(device, data, save_every=0)
+            outcomes = run_all(configs, out, settings, jobs, again)
+            runs = [outcome.run for outcome in outcomes if outcome.error is None]
+            notes = [
+                f"{outcome.config.encoding}, seed {outcome.config.seed}: {outcome.error}" for outcome in outcomes if outcome.error
+            ]
+        if not runs:
+            raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
+        for group in comparing.groups(runs):
+            show_league(group, baseline)
+        for note in notes:
+            console.print(note, markup=False)
+        for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]])):
+            console.print(f"written to {path}")
+
+
+def train(
+    task: Annotated[str, typer.Argument(help="What to train on; `lagwise tasks` lists them.")],
+    fields: Fields = None,
+    encoding: Annotated[str | None, typer.Option(help="Its name; `lagwise encodings` lists them. t5 unless given.")] = None,
+    preset: Preset = "",
+    steps: Steps = None,
+    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    data: Data = None,
+    device: Device = "auto",
+    precision: Precision = None,
+    lengths: Lengths = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint, if there is one.")] = False,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
+    workers: Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")] = None,
+    tracker: Annotated[
+        str | None, typer.Option(help="Where numbers go too: tensorboard (where it is installed), wandb, ..., or none.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="The run's folder; one in --out by its config unless given.")] = None,
+    show_fields: Annotated[bool, typer.Option("--fields", help="List all fields with their values here, and stop.")] = False,
+    out: Out = Path("runs"),
+) -> None:
+    """Train one model on one task, with checkpoints, and evaluate it.
+
+        lagwise train process-50 --encoding at5 --steps 500
+        lagwise train text --preset relu-sine --data DIR --device cuda --precision bf16
+        accelerate launch --num_processes 2 -m lagwise train listops --encoding rotary batch=64
+
+    Ctrl-C saves a checkpoint before it stops; the same command with --resume goes on, also after a crash, and gives the same
+    numbers as a run that was never stopped.
+    """
+    from lagwise.train.compare import folder_of
+    from lagwise.train.loop import default_tracker, make_config
+    from lagwise.train.loop import train as run
+
+    with in_words():
+        changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths, encoding=encoding)
+        config = make_config(task, preset=preset, **{"seed": seed, **changes})
+        if show_fields:
+            show_config(config)
+            return
+        tracker = None if tracker == "none" else tracker or default_tracker()
+        settings = settings_of(device, data, save_every=save_every, workers=workers, tracker=tracker)
+        where = folder or folder_of(out, config)
+        with progress_bar(hidden=not is_main_process()) as progress:
+            bar = progress.add_task(f"{config.task}, {config.encoding}", total=config.steps, facts="")
+            result = run(config, where, settings, resume=resume, watch=lambda line: advance(progress, bar, line))
+        if is_main_process():
+            show_result(config, result)
+            console.print(f"the run is in {where}")
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.", exists=True, file_okay=False)],
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    lengths: Lengths = None,
+    data: Data = None,
+    device: Device = "auto",
+) -> None:
+    """Evaluate a trained model, also at other lengths than it was trained at.
+
+        lagwise evaluate runs/adding/t5/0123456789ab-seed0 --lengths 200,400,800
+
+    The numbers are added to the run's evaluations.jsonl.
+    """
+    from lagwise.tasks.base import SPLITS
+    from lagwise.train.loop import at_length, curves_of
+    from lagwise.train.store import add_line
+
+    with in_words():
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, but is {split!r}")
+        session = trained(run, settings_of(device, data))
+        table = Table("split", "length", *session.task.metrics(), "loss")
+        for length in (None, *changes_of(None, lengths=lengths).get("lengths", ())):
+            found = session.evaluate(split) if length is None else at_length(session, length, split)
+            more = {} if "refused" in found else curves_of(session, split, length)
+            add_line(run / "evaluations.jsonl", {"step": session.step, "split": split, "length": length, **found, **more})
+            shown = [f"{found[name]:.4f}" if name in found else "-" for name in (*session.task.metrics(), "loss")]
+            table.add_row(split, "its own" if length is None else str(length), *shown)
+            if "refused" in found:
+                console.print(f"length {length}: {found['refused']}", markup=False)
+        console.print(table)
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(help="The folder of a run of a task that generates.", exists=True, file_okay=False)],
+    prompt: Annotated[str | None, typer.Option(help="What to go on from: text, or a file where the task says so.")] = None,
+    count: Annotated[int, typer.Option(help="How many.")] = 1,
+    length: Annotated[int, typer.Option(help="Tokens of each, the prompt included.")] = 256,
+    temperature: Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")] = 1.0,
+    nucleus: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    data: Data = None,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder for what is generated; the run's own unless given.")] = None,
+) -> None:
+    """Draw new sequences from a trained model, of a task that has something to generate.
+
+    lagwise generate runs/lm/rotary/0123456789ab-seed0 --prompt "The " --length 500 --temperature 0.8
+    """
+    from lagwise.tasks.base import Sampling
+
+    with in_words():
+        session = trained(run, settings_of(device, data))
+        sampling = Sampling(count, length, temperature, nucleus, seed)
+        for path in session.task.generate(session.model.eval(), prompt, sampling, out or run / "generated"):
+            console.print(f"written to {path}")
+
+
+def tasks() -> None:
+    """List all tasks, with where their data comes from, and what was published on them."""
+    from lagwise.tasks import TASKS
+
+    with in_words():
+        table = Table("task", "what is asked", "metric", "data", "licence", "published", "presets", show_lines=True)
+        for name, kind in TASKS.items():
+            facts = kind.facts
+            more = [f"--data DIR: {facts.files}"] if facts.files else []
+            more += [f"--data hub: {facts.hub}"] if facts.hub else []
+            data = "\n".join([facts.source, facts.size, *more])
+            table.add_row(name, facts.words, facts.metric, data, facts.licence, facts.published, ", ".join(kind.presets))
+        console.print(table)
+
+
+def trained(folder: Path, settings: "Settings") -> "Session":
+    """Returns the model of a run, from its last checkpoint."""
+    from lagwise.train.checkpoint import load_latest
+    from lagwise.train.loop import Session
+    from lagwise.train.store import Run
+
+    run = Run.open(folder)
+    checkpoint = load_latest(run.checkpoints)
+    if checkpoint is None:
+        raise ValueError(f"{folder} has no checkpoint: train it to the end, or with --save-every")
+    session = Session(run.config, settings, run)
+    session.load(checkpoint)
+    return session
+
+
+def changes_of(fields: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Returns the fields that a command line sets: those of options and those in words, which count more."""
+    from lagwise.train.config import parsed
+
+    found = {name: value for name, value in options.items() if value is not None}
+    if "lengths" in found:
+        try:
+            found["lengths"] = tuple(int(length) for length in found["lengths"].split(","))
+        except ValueError as error:
+            raise ValueError(f"--lengths must be whole numbers with commas between, but is {found['lengths']!r}") from error
+    return {**found, **parsed(fields or [])}
+
+
+def settings_of(device: str, data: str | None, **options: Any) -> "Settings":
+    """Returns how runs are carried out."""
+    from lagwise.tasks.base import HUB
+    from lagwise.train.loop import Settings
+
+    where = data if data is None or data == HUB else Path(data)
+    if isinstance(where, Path) and not where.is_dir():
+        raise ValueError(f"--data must be a folder or hub, but {data} is no folder")
+    return Settings(data=where, device=None if device == "auto" else device, **options)
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Shows what went wrong in words; exit status 130 says that the user stopped it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
+            yield
+    except KeyboardInterrupt as error:
+        step = f"saved after step {error.args[0]}; the same command with --resume goes on" if error.args else "stopped"
+        console.print(step)
+        raise typer.Exit(130) from error
+    except (ValueError, ArithmeticError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        console.print(f"error: this needs {error.name}: pip install 'lagwise[train]'", markup=False)
+        raise typer.Exit(1) from error
+
+
+def is_main_process() -> bool:
+    """Says whether this process is the one that talks; launchers number them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def progress_bar(*, hidden: bool = False) -> Progress:
+    """Returns a bar with the steps, some facts, and the time that is left."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=hidden)
+
+
+def advance(progress: Progress, bar: TaskID, line: dict[str, Any]) -> None:
+    """Shows a line of the metrics."""
+    progress.update(bar, completed=line["step"])
+    if "split" not in line:
+        speed = line["tokens"] / line["seconds"] if line["seconds"] else 0.0
+        progress.update(bar, facts=f"loss {line['loss']:.4f}, {speed:,.0f} tokens/s")
+
+
+def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int | None, again: bool) -> list[Any]:
+    """Runs all configs with one bar for all steps."""
+    from lagwise.train import compare as comparing
+
+    with progress_bar() as progress:
+        bar = progress.add_task("", total=sum(config.steps for config in configs), facts="")
+        done: dict[int, int] = {}
+
+        def watch(event: dict[str, Any]) -> None:
+            config, line = event["config"], event.get("line")
+            done[event["run"]] = config.steps if line is None else line["step"]
+            loss = "" if line is None or "split" in line else f"loss {line['loss']:.3f}"
+            words = f"{config.encoding}, seed {config.seed} ({event['run'] + 1} of {event['of']})"
+            progress.update(bar, completed=sum(done.values()), description=words, facts=loss)
+
+        return comparing.run_all(
+            configs, out, settings, jobs=jobs or comparing.default_jobs(settings.device), again=again, watch=watch
+        )
+
+
+def show_league(group: "Group", baseline: str | None) -> None:
+    """Prints the league of some runs that may be compared, with differences to a baseline within each seed."""
+    from lagwise.train import compare as comparing
+
+    name = baseline or comparing.default_baseline(group)
+    found = {difference.encoding: difference for difference in comparing.differences_of(group, name)}
+    rows = comparing.rows_of(group)
+    lengths = list(dict.fromkeys(length for row in rows for length in row.lengths))
+    table = Table(
+        "encoding", f"{group.metric} (test)", f"minus {name}", "validation", *(f"at {length}" for length in lengths), "seeds",
+        "its parameters", "seconds", "peak MiB", title=group.title,
+    )  # fmt: skip
+    for row in rows:
+        difference = found.get(row.encoding)
+        paired = "" if difference is None or difference.estimate is None else str(difference.estimate)
+        table.add_row(
+            row.encoding, str(row.test), paired, str(row.validation), *(str(row.lengths.get(length, "-")) for length in lengths),
+            str(len(row.seeds)), f"{row.parameters:,}", f"{row.seconds:.1f}",
+            "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("± is the 95 % confidence interval over the seeds; differences are taken within each seed")
+
+
+def show_config(config: "Config") -> None:
+    """Prints all fields."""
+    table = Table("field", "value")
+    for name, value in config.to_json().items():
+        table.add_row(name, str(value))
+    console.print(table)
+
+
+def show_result(config: "Config", result: dict[str, Any]) -> None:
+    """Prints the final numbers of a run."""
+    table = Table(
+        "split", "length", *(name for name in result["test"] if name != "loss"), "loss", title=f"{config.task}, {config.encoding}"
+    )
+    rows = [(split, "its own", result[split]) for split in ("validation", "test")]
+    rows += [("test", length, found) for length, found in result["lengths"].items()]
+    for split, length, found in rows:
+        names = [*(name for name in result["test"] if name != "loss"), "loss"]
+        table.add_row(split, length, *(f"{found[name]:.4f}" if name in found else found.get("refused", "-") for name in names))
+    console.print(table)
+    words = [
+        f"{result['parameters']:,} parameters, {result['encoding_parameters']:,} of the encoding",
+        f"{result['seconds']:.1f} s",
+    ]
+    words += [f"{result['tokens_per_second']:,.0f} tokens/s"] if result["tokens_per_second"] else []
+    console.print(", ".join(words))
+    if result["sample"]:
+        console.print("the data is the small built-in sample: these numbers mean nothing. Pass --data")

@@ -1,0 +1,490 @@
+"""Training and evaluation, on one device or many, through Hugging Face Accelerate."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from lagwise.bench.records import machine
+from lagwise.bench.timing import peak_memory
+from lagwise.encodings import Encoding
+from lagwise.feature_maps import Favor
+from lagwise.tasks import task_named
+from lagwise.tasks.base import Batch, Split, Task
+from lagwise.train.checkpoint import Checkpoint, load_latest, save
+from lagwise.train.config import Config, with_fields
+from lagwise.train.data import Order, evaluation_batches, training_batches
+from lagwise.train.schedule import factor
+from lagwise.train.store import Run
+
+Watch = Callable[[dict[str, Any]], None]
+"""Is told of each report: `step`, and `loss`, or `split` with its metrics."""
+
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by the user, after a checkpoint was saved."""
+
+
+class Diverged(ArithmeticError):
+    """The loss is no finite number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out, which does not change what it computes.
+
+    Args:
+        data: The folder of the official files, "hub", or None, see `Task`.
+        device: "cpu", "cuda", or None for what Accelerate finds.
+        report_every: Steps between reports of the loss.
+        save_every: Steps between checkpoints; 0 for one at the end.
+        keep: How many checkpoints stay.
+        workers: Processes that make batches; two for a GPU and none beside the training's own for a CPU unless given.
+        tracker: Where Accelerate sends the numbers beside the run's folder: "tensorboard", "wandb", ...; None for nowhere.
+    """
+
+    data: Path | str | None = None
+    device: str | None = None
+    report_every: int = 20
+    save_every: int = 500
+    keep: int = 2
+    workers: int | None = None
+    tracker: str | None = None
+
+
+def make_config(task: str, encoding: str | None = None, *, preset: str = "", **changes: Any) -> Config:
+    """Returns the config of a task with its defaults, those of a preset, and given fields, later ones counting more.
+
+    With another encoding than the preset's, the preset gives everything but the options of its encoding.
+
+    >>> make_config("process-50", "at5", dim=32).dim
+    32
+    """
+    kind = task_named(task)
+    if preset and preset not in kind.presets:
+        known = ", ".join(kind.presets) or "none"
+        raise ValueError(f"preset must be one of {task}'s ({known}), but is {preset!r}")
+    given = dict(kind.presets[preset]) if preset else {}
+    name = changes.pop("encoding", None) or encoding or given.get("encoding", "t5")
+    if given.get("encoding", name) != name:
+        given = {field: value for field, value in given.items() if field not in ("encoding_options", "per_layer")}
+    config = Config(task, name, preset)
+    for fields in (kind.defaults, {**given, "encoding": name}, changes):
+        config = with_fields(config, fields)
+    suited = kind(**config.task_options).encoding_options(name)
+    return replace(config, encoding_options={**suited, **config.encoding_options})
+
+
+def make_task(config: Config, data: Path | str | None) -> Task:
+    """Returns the task of a config."""
+    seed = config.seed if config.data_seed is None else config.data_seed
+    return task_named(config.task)(data, seed=seed, **config.task_options)
+
+
+class Session:
+    """A model in training: all that a checkpoint has to hold, and what a step does with it."""
+
+    def __init__(self, config: Config, settings: Settings, run: Run | None = None):
+        self.config, self.settings, self.run = config, settings, run
+        self.accelerator = make_accelerator(config, settings, run)
+        self.device = self.accelerator.device
+        gpu = self.device.type == "cuda"
+        self.input: dict[str, Any] = {"workers": (2 if gpu else 0) if settings.workers is None else settings.workers, "pin": gpu}
+        processes = self.accelerator.num_processes
+        if config.batch % processes:
+            raise ValueError(f"batch must be a multiple of the {processes} processes, but is {config.batch}")
+        self.task = make_task(config, settings.data)
+        if run is not None:
+            self.task.attach(run.folder)
+        # All processes start from the same weights and draw the same codes; each sees its own share of a batch.
+        torch.manual_seed(config.seed)
+        model = self.task.model(config)
+        if config.start:
+            start_from(model, Path(config.start))
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.encoding_parameters = sum(parameter.numel() for parameter in encoding_parameters(model).values())
+        optimizer = make_optimizer(model, config)
+        self.model: nn.Module
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.step, self.seconds, self.tokens = 0, 0.0, 0
+        self.peak_memory: int | None = None
+        # The sum of the loss and the number of items since the last report.
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+
+    def train_step(self, batch: Batch) -> None:
+        """Trains on a batch, and counts it."""
+        config = self.config
+        rate = factor(config.schedule, self.step, steps=config.steps, warmup=config.warmup)
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * rate
+        if config.redraw and self.step % config.redraw == 0:
+            redraw(self.model)
+        self.tokens += self.task.tokens(batch) * self.accelerator.num_processes
+        batch = to_device(batch, self.device)
+        total, count = self.task.loss(self.model(batch), batch)
+        # Gradients are averaged over the processes, which may have different numbers of items.
+        self.accelerator.backward(total * self.accelerator.num_processes / self.summed(count.detach()))
+        if config.clip:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.sums += torch.stack([total.detach().double(), count.double()])
+        self.step += 1
+
+    def report(self) -> float:
+        """Returns the mean loss since the last report; raises where it is not finite."""
+        total, count = self.summed(self.sums).tolist()
+        self.sums.zero_()
+        loss = total / max(count, 1.0)
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss is {loss} at step {self.step}: the last checkpoint is from before. Try a smaller rate "
+                f"({self.config.rate:g} now), more warmup ({self.config.warmup} steps now) or precision=fp32"
+            )
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, split: Split, length: int | None = None) -> dict[str, float]:
+        """Returns the loss and the metrics on a split."""
+        accelerator, task = self.accelerator, self.task
+        # A sharded model has to be called by all processes at once: there each evaluates everything.
+        shared = accelerator.num_processes > 1 and accelerator.distributed_type != DistributedType.FSDP
+        ranks = {"rank": accelerator.process_index, "processes": accelerator.num_processes} if shared else {}
+        metrics = {name: metric.to(self.device) for name, metric in task.metrics().items()}
+        for metric in metrics.values():
+            metric.sync_on_compute = shared
+        model = accelerator.unwrap_model(self.model) if shared else self.model
+        was_training = model.training
+        model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        batches = evaluation_batches(
+            task.examples(split, length), self.config.evaluate_batch or self.config.batch, limit=self.config.evaluate_examples,
+            **self.input, **ranks,
+        )  # fmt: skip
+        for batch in batches:
+            batch = to_device(batch, self.device)
+            with accelerator.autocast():
+                outputs = model(batch)
+            total, count = task.loss(outputs, batch)
+            sums += torch.stack([total.double(), count.double()])
+            given = task.measured(model, outputs, batch)
+            for metric in metrics.values():
+                metric.update(*given)
+        model.train(was_training)
+        total, count = (self.summed(sums) if shared else sums).tolist()
+        return {"loss": total / max(count, 1.0), **{name: float(metric.compute()) for name, metric in metrics.items()}}
+
+    def save(self) -> None:
+        """Writes a checkpoint, once for all processes."""
+        assert self.run is not None
+        model = get_model_state_dict(self.model, options=FULL)
+        optimizer = get_optimizer_state_dict(self.model, self.bare_optimizer, options=FULL)["state"]
+        if not self.accelerator.is_main_process:
+            return
+        slots = {f"{name}/{slot}": x for name, own in optimizer.items() for slot, x in own.items()}  # type: ignore[union-attr]
+        scaler = self.accelerator.scaler
+        state = {
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "peak_memory": self.peak_memory,
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "config": self.config.to_json(),
+        }
+        tensors: dict[str, dict[str, Any]] = {
+            "model": model,
+            "optimizer": slots,
+            "random": random_state(self.device),
+            "sums": {"sums": self.sums},
+        }
+        save(self.run.checkpoints, Checkpoint(self.step, tensors, state), keep=self.settings.keep)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Goes back to a checkpoint."""
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(self.model, dict(checkpoint.tensors["model"]), options=options)
+        slots: Any = {}
+        for name, x in checkpoint.tensors["optimizer"].items():
+            parameter, _, slot = name.rpartition("/")
+            slots.setdefault(parameter, {})[slot] = x
+        groups = get_optimizer_state_dict(self.model, self.bare_optimizer, options=options)["param_groups"]
+        set_optimizer_state_dict(self.model, self.bare_optimizer, {"state": slots, "param_groups": groups}, options=options)
+        if checkpoint.state["scaler"] is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
+        self.step, self.seconds, self.tokens = checkpoint.step, checkpoint.state["seconds"], checkpoint.state["tokens"]
+        self.peak_memory = checkpoint.state["peak_memory"]
+        self.sums.copy_(checkpoint.tensors["sums"]["sums"])
+        set_random_state(checkpoint.tensors["random"], self.device)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Returns the sum over all processes."""
+        found: Any = self.accelerator.reduce(x.clone(), "sum") if self.accelerator.num_processes > 1 else x
+        return found
+
+    @property
+    def bare_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer without Accelerate around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+def train(
+    config: Config, folder: Path, settings: Settings, *, resume: bool = False, watch: Watch | None = None
+) -> dict[str, Any]:
+    """Trains a model, or goes on with it, and returns the final numbers, which are in the run's folder too.
+
+    Args:
+        config: What to run.
+        folder: The run's folder.
+        settings: How to run it.
+        resume: Go on from the newest whole checkpoint, if there is one.
+        watch: Is told how it goes.
+    """
+    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    environment = {**machine(device), "data": data_words(settings)}
+    run = Run.create(folder, config, environment)
+    session = Session(config, settings, run)
+    checkpoint = load_latest(run.checkpoints)
+    if checkpoint is not None and not resume:
+        raise ValueError(f"{folder} holds a run that was begun: pass --resume to go on with it, or choose another folder")
+    if checkpoint is not None:
+        session.load(checkpoint)
+    if session.accelerator.is_main_process:
+        run.forget_after(session.step)
+    session.accelerator.wait_for_everyone()
+    run_steps(session, watch)
+    result = final_numbers(session, watch)
+    if session.accelerator.is_main_process:
+        run.finish(result)
+    session.accelerator.end_training()
+    return result
+
+
+def data_words(settings: Settings) -> str:
+    """Returns where the data of a run comes from, as its environment says it."""
+    return "generated or built-in sample" if settings.data is None else str(settings.data)
+
+
+def run_steps(session: Session, watch: Watch | None) -> None:
+    """Trains from the session's step to the last, with reports, evaluations and checkpoints."""
+    config, settings = session.config, session.settings
+    examples = session.task.examples("train")
+    used = len(examples) if config.examples is None else min(config.examples, len(examples))
+    batches = training_batches(
+        examples, Order(examples=used, batch=config.batch, seed=config.seed), session.step, config.steps,
+        rank=session.accelerator.process_index, processes=session.accelerator.num_processes, **session.input,
+    )  # fmt: skip
+    session.model.train()
+    began = time.perf_counter()
+    with stop_on_signal() as stopped:
+        for batch in batches:
+            if session.step == 1:
+                # The first step makes the optimizer's state and whatever is made once.
+                session.peak_memory = peak_memory(lambda batch=batch: session.train_step(batch), session.device)
+                began = time.perf_counter()
+            else:
+                session.train_step(batch)
+            reports = session.step % settings.report_every == 0 or session.step == config.steps
+            saves = session.step == config.steps or (settings.save_every > 0 and session.step % settings.save_every == 0)
+            evaluates = config.evaluate_every > 0 and session.step % config.evaluate_every == 0
+            # Processes must agree on where to stop, and ask each other at reports alone.
+            stops = bool(stopped) if session.accelerator.num_processes == 1 else reports and agreed(session, bool(stopped))
+            if not (reports or saves or evaluates or stops):
+                continue
+            if reports or saves or stops:
+                loss = session.report()
+                session.seconds += time.perf_counter() - began
+                tell(
+                    session,
+                    watch,
+                    {"step": session.step, "loss": loss, "seconds": round(session.seconds, 3), "tokens": session.tokens},
+                )
+                began = time.perf_counter()
+            if saves or stops:
+                session.save()
+            if stops:
+                raise Interrupted(session.step)
+            if evaluates and session.step < config.steps:
+                tell(session, watch, {"step": session.step, "split": "validation", **session.evaluate("validation")})
+            began = time.perf_counter()
+
+
+def final_numbers(session: Session, watch: Watch | None) -> dict[str, Any]:
+    """Evaluates the trained model and returns all numbers of the run."""
+    result: dict[str, Any] = {
+        "parameters": session.parameters,
+        "encoding_parameters": session.encoding_parameters,
+        "steps": session.step,
+        "seconds": round(session.seconds, 3),
+        "tokens_per_second": round(session.tokens / session.seconds, 1) if session.seconds else None,
+        "peak_memory": session.peak_memory,
+        "sample": session.task.is_sample,
+    }
+    splits: tuple[Split, ...] = ("validation", "test")
+    for split in splits:
+        result[split] = session.evaluate(split)
+        tell(session, watch, {"step": session.step, "split": split, **result[split]})
+    result["lengths"] = {}
+    for length in session.config.lengths:
+        result["lengths"][str(length)] = found = at_length(session, length)
+        tell(session, watch, {"step": session.step, "split": "test", "length": length, **found})
+    return result
+
+
+def curves_of(session: Session, split: Split, length: int | None) -> dict[str, Any]:
+    """Returns what the task stores of an evaluation beside its numbers."""
+    config, model = session.config, session.accelerator.unwrap_model(session.model).eval()
+    return session.task.curves(model, split, length, batch=config.evaluate_batch or config.batch, limit=config.evaluate_examples)
+
+
+def at_length(session: Session, length: int, split: Split = "test") -> dict[str, Any]:
+    """Evaluates a split at another length; an encoding that ends before it is told about instead."""
+    try:
+        return session.evaluate(split, length)
+    except ValueError as error:
+        return {"refused": str(error)}
+
+
+def tell(session: Session, watch: Watch | None, line: dict[str, Any]) -> None:
+    """Writes a line of the metrics, and shows and tracks it."""
+    if not session.accelerator.is_main_process:
+        return
+    if session.run is not None:
+        session.run.log(line)
+    prefix = f"{line['split']}/" if "split" in line else "train/"
+    numbers = {prefix + name: x for name, x in line.items() if isinstance(x, int | float) and name not in ("step", "length")}
+    if "length" not in line:
+        session.accelerator.log(numbers, step=line["step"])
+    if watch is not None:
+        watch(line)
+
+
+def make_accelerator(config: Config, settings: Settings, run: Run | None) -> Accelerator:
+    """Returns what knows the devices and processes."""
+    precision = "no" if config.precision == "fp32" else config.precision
+    tracker = settings.tracker if run is not None else None
+    accelerator = Accelerator(
+        cpu=settings.device == "cpu", mixed_precision=precision, log_with=tracker, project_dir=None if run is None else run.folder
+    )
+    if tracker is not None:
+        accelerator.init_trackers("lagwise", config={name: str(value) for name, value in config.to_json().items()})
+    return accelerator
+
+
+def start_from(model: nn.Module, folder: Path) -> None:
+    """Gives a model the embedding and the encoder of a trained one."""
+    checkpoint = load_latest(Run.open(folder).checkpoints)
+    if checkpoint is None:
+        raise ValueError(f"start must be a run with a checkpoint, but {folder} has none")
+    given = checkpoint.tensors["model"]
+    wanted = {name: x for name, x in model.state_dict().items() if name.startswith(("embedding.", "encoder."))}
+    wrong = [name for name, x in wanted.items() if name not in given or given[name].shape != x.shape]
+    if wrong or not wanted:
+        raise ValueError(
+            f"start must be a run whose embedding and encoder have the sizes of this one, but in {folder} "
+            f"{wrong[0] if wrong else 'encoder'} is missing or of another shape: use the same encoding, sizes and tokens"
+        )
+    model.load_state_dict({name: given[name] for name in wanted}, strict=False)
+
+
+def default_tracker() -> str | None:
+    """Returns "tensorboard" where it is installed."""
+    return "tensorboard" if find_spec("tensorboard") is not None else None
+
+
+def encoding_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters of all position encodings in a model, by name."""
+    found = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, Encoding):
+            found |= {f"{prefix}.{name}" if prefix else name: parameter for name, parameter in module.named_parameters()}
+    return found
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Returns AdamW, with groups for weights, for those that do not decay, and for encodings."""
+    own = {id(parameter) for parameter in encoding_parameters(model).values()}
+    groups: dict[str, list[nn.Parameter]] = {"weights": [], "others": [], "encodings": []}
+    for parameter in model.parameters():
+        name = "encodings" if id(parameter) in own else "weights" if parameter.ndim > 1 else "others"
+        groups[name].append(parameter)
+    described = [
+        {
+            "params": parameters,
+            "lr": config.rate * (config.encoding_rate if name == "encodings" else 1.0),
+            "weight_decay": config.weight_decay if name == "weights" else 0.0,
+        }
+        for name, parameters in groups.items()
+        if parameters
+    ]
+    return torch.optim.AdamW(described, betas=(config.beta1, config.beta2), fused=True)
+
+
+def redraw(model: nn.Module) -> None:
+    """Draws the random features of every "favor" map anew."""
+    for module in model.modules():
+        if isinstance(module, Favor):
+            module.redraw()
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Returns a batch on a device."""
+    return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Returns where the random numbers stand."""
+    return {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_state(state: Any, device: torch.device) -> None:
+    """Goes on with the random numbers of a checkpoint."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def agreed(session: Session, stopped: bool) -> bool:
+    """Says whether any process was asked to stop."""
+    return bool(session.summed(torch.tensor(float(stopped), device=session.device)) > 0)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Collects Ctrl-C and requests to end, so that a step can be finished; the second one ends at once."""
+    received: list[int] = []
+
+    def remember(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:
+        # Signals belong to the main thread.
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,464 @@
+"""The report of a comparison: a page that needs nothing else, a figure and a table."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from lagwise.bench.plot import COLOURS
+from lagwise.train.compare import (
+    Difference,
+    Estimate,
+    Group,
+    Row,
+    default_baseline,
+    differences_of,
+    failure_of,
+    groups,
+    rows_of,
+    shown,
+)
+from lagwise.train.store import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Beside their colours, curves differ in dashes and marks, so that they can be told apart in black and white.
+DASHES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+
+SAMPLE_NOTE = "The data is the small built-in sample: these numbers mean nothing. Pass --data for the real one."
+
+Point = tuple[int, float, float, float]
+"""A step, and of the seeds at it the mean, the lowest and the highest value."""
+
+
+def write_report(runs: Sequence[Run], out: Path, command: str) -> list[Path]:
+    """Writes report.html, league.csv and report.png to a folder, and returns their paths.
+
+    Args:
+        runs: The runs to compare; the page says which of them are not complete.
+        out: The folder.
+        command: The command line that asked for it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / "report.html", out / "league.csv", out / "report.png"]
+    paths[0].write_text(page(runs, command), encoding="utf-8")
+    paths[1].write_text(table(runs), encoding="utf-8")
+    plot(runs).savefig(paths[2], dpi=150)
+    return paths
+
+
+def compared(runs: Iterable[Run]) -> list[Group]:
+    """Returns the groups of some runs, of which there must be one."""
+    found = groups(runs)
+    if not found:
+        raise ValueError("runs must have at least one that is complete, but have none: train one to its end")
+    return found
+
+
+def table(runs: Iterable[Run]) -> str:
+    """Returns all leagues as one table of comma-separated values; the column `table` tells them apart."""
+    lines = [csv_line(group, row) for group in compared(runs) for row in rows_of(group)]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def csv_line(group: Group, row: Row) -> dict[str, Any]:
+    """Returns a row of a league by its columns."""
+    line = {
+        "table": group.title,
+        "encoding": row.encoding,
+        "encoding_options": json.dumps(row.options),
+        "metric": group.metric,
+        "seeds": " ".join(map(str, row.seeds)),
+        "test": row.test.mean,
+        "test_half_width_95": row.test.half_width,
+        "validation": row.validation.mean,
+        "validation_half_width_95": row.validation.half_width,
+        "encoding_parameters": row.parameters,
+        "seconds": row.seconds,
+        "tokens_per_second": row.tokens_per_second,
+        "peak_memory_bytes": row.peak_memory,
+    }
+    for length, found in row.lengths.items():
+        line[f"test_at_{length}"] = found.mean if isinstance(found, Estimate) else f"refused: {found}"
+        line[f"test_at_{length}_half_width_95"] = found.half_width if isinstance(found, Estimate) else None
+    return line
+
+
+def curves(group: Group) -> dict[str, dict[str, list[Point]]]:
+    """Returns the learning curves of each encoding, by what they show; there are those with two points and more."""
+    shows = {
+        f"validation {group.metric}": ("validation", group.metric),
+        "training loss": (None, "loss"),
+        "validation loss": ("validation", "loss"),
+    }
+    found: dict[str, dict[str, list[Point]]] = {title: {} for title in shows}
+    for name, seeds in group.runs.items():
+        lines = [run.lines for run in seeds.values()]
+        for title, (split, quantity) in shows.items():
+            found[title][name] = curve([values_of(each, split, quantity) for each in lines])
+    return {title: own for title, own in found.items() if max(map(len, own.values())) > 1}
+
+
+def values_of(lines: Iterable[dict[str, Any]], split: str | None, quantity: str) -> dict[int, float]:
+    """Returns a quantity of a split, or of training, by the step."""
+    return {line["step"]: line[quantity] for line in lines if line.get("split") == split and "length" not in line}
+
+
+def curve(seeds: Sequence[dict[int, float]]) -> list[Point]:
+    """Returns the mean, the lowest and the highest value at the steps that all seeds have.
+
+    >>> curve([{1: 2.0, 2: 1.0}, {1: 4.0, 2: 2.0, 3: 0.5}])
+    [(1, 3.0, 2.0, 4.0), (2, 1.5, 1.0, 2.0)]
+    """
+    steps = sorted(set.intersection(*(set(values) for values in seeds)))
+    return [(step, fmean(found), min(found), max(found)) for step in steps if (found := [values[step] for values in seeds])]
+
+
+def plot(runs: Iterable[Run]) -> "Figure":
+    """Returns a figure with the learning curves and the league of each group of runs, one below the other."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("a figure needs matplotlib: pip install 'lagwise[plot]'") from error
+
+    found = compared(runs)
+    tallest = max(len(group.runs) for group in found)
+    figure = Figure(figsize=(11, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
+    for panels, group in zip(figure.subplots(len(found), 2, squeeze=False, width_ratios=[1.25, 1]), found, strict=True):
+        rows = rows_of(group)
+        styles = {row.encoding: style(number) for number, row in enumerate(rows)}
+        draw_curves(panels[0], group, styles)
+        draw_league(panels[1], group, rows, styles)
+        for panel in panels:
+            panel.grid(color="0.92")
+            panel.set_axisbelow(True)
+            panel.spines[["top", "right"]].set_visible(False)
+    note = f"\n{SAMPLE_NOTE}" if is_sample(found) else ""
+    figure.suptitle("\n".join(sentence(group) for group in found) + note, fontsize=10)
+    return figure
+
+
+def style(number: int) -> dict[str, Any]:
+    """Returns how an encoding is drawn."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "marker": MARKS[number % len(MARKS)],
+    }
+
+
+def draw_curves(panel: "Axes", group: Group, styles: dict[str, dict[str, Any]]) -> None:
+    """Draws the first of the learning curves: means, bands from the lowest to the highest seed, and names at their ends."""
+    found = curves(group)
+    if not found:
+        panel.set_axis_off()
+        panel.text(0.5, 0.5, "no learning curves: the runs have one report each", ha="center", transform=panel.transAxes)
+        return
+    title, own = next(iter(found.items()))
+    for name, points in own.items():
+        if not points:
+            continue
+        steps, means, lows, highs = zip(*points, strict=True)
+        every = max(1, len(steps) // 8)
+        panel.plot(steps, means, linewidth=1.5, markersize=4.5, markevery=every, **styles[name])
+        panel.fill_between(steps, lows, highs, color=styles[name]["color"], alpha=0.13, linewidth=0)
+    panel.set_title("Learning curves: mean over the seeds; bands from the lowest to the highest", fontsize=10, loc="left")
+    panel.set(xlabel="training step", ylabel=title)
+    name_ends(panel, {name: points[-1] for name, points in own.items() if points}, styles)
+
+
+def name_ends(panel: "Axes", ends: dict[str, Point], styles: dict[str, dict[str, Any]]) -> None:
+    """Writes names beside the ends of curves, as far apart as they have to be."""
+    low, high = panel.get_ylim()
+    right = panel.get_xlim()[1]
+    names = sorted(ends, key=lambda name: ends[name][1])
+    gap = (high - low) * 0.055
+    heights = spread([ends[name][1] for name in names], gap)
+    panel.set_ylim(min([low, *(height - gap / 2 for height in heights)]), max([high, *(height + gap / 2 for height in heights)]))
+    for name, height in zip(names, heights, strict=True):
+        step, mean, *_ = ends[name]
+        panel.annotate(
+            name, (step, mean), (right, height), va="center", fontsize=9, color=styles[name]["color"], annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": styles[name]["color"], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+        )  # fmt: skip
+
+
+def spread(places: Sequence[float], gap: float) -> list[float]:
+    """Returns rising places, moved as little as makes them at least a gap apart.
+
+    Places that are too near make a block, which stands where its middle was.
+
+    >>> spread([0.0, 5.0, 5.5], 1.0)
+    [0.0, 4.75, 5.75]
+    """
+    blocks: list[list[float]] = []
+    for number, place in enumerate(places):
+        blocks.append([place - number * gap])
+        while len(blocks) > 1 and fmean(blocks[-2]) > fmean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    starts = [fmean(block) for block in blocks for _ in block]
+    return [start + number * gap for number, start in enumerate(starts)]
+
+
+def draw_league(panel: "Axes", group: Group, rows: Sequence[Row], styles: dict[str, dict[str, Any]]) -> None:
+    """Draws the league, the best on top: means with their intervals, and the single seeds as small rings."""
+    for place, row in enumerate(rows):
+        look = styles[row.encoding]
+        seeds = [value for value in scores(group, row.encoding).values() if math.isfinite(value)]
+        panel.plot(seeds, [place + 0.25] * len(seeds), "o", color="0.4", markersize=4, markerfacecolor="none")
+        panel.errorbar(
+            row.test.mean, place, xerr=row.test.half_width, color=look["color"], marker=look["marker"], markersize=7,
+            linewidth=1.8, capsize=4,
+        )  # fmt: skip
+    panel.set_yticks(range(len(rows)), [row.encoding for row in rows])
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    better = "right" if group.higher_is_better else "left"
+    counts = sorted({len(row.seeds) for row in rows})
+    spans = "mean with 95 % interval" if counts[-1] > 1 else "one seed, so that there is no interval"
+    panel.set_title(f"League: {spans}; rings are seeds", fontsize=10, loc="left")
+    panel.set(xlabel=f"test {group.metric} (better to the {better})")
+
+
+def scores(group: Group, encoding: str) -> dict[int, float]:
+    """Returns the metric on the test split, by the seed."""
+    return {seed: result["test"][group.metric] for seed, run in group.runs[encoding].items() if (result := run.result)}
+
+
+def sentence(group: Group) -> str:
+    """Returns in one sentence what was compared."""
+    seeds = sorted({seed for own in group.runs.values() for seed in own})
+    encodings = f"{len(group.runs)} position encoding{'s' if len(group.runs) > 1 else ''}"
+    better = "higher" if group.higher_is_better else "lower"
+    return (
+        f"{group.title}: {encodings} in the same model, trained for {group.fields['steps']:,} steps "
+        f"with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}; test {group.metric}, {better} is better"
+    )
+
+
+def is_sample(found: Iterable[Group]) -> bool:
+    """Says whether any data was a built-in sample."""
+    return any(result["sample"] for group in found for run in group.members if (result := run.result))
+
+
+def page(runs: Sequence[Run], command: str) -> str:
+    """Returns one page of HTML that needs nothing else: no network, no fonts, no other files.
+
+    Args:
+        runs: The runs to compare; those that are not complete are named with the reason.
+        command: The command line that asked for it.
+    """
+    found = compared(runs)
+    tasks = ", ".join(dict.fromkeys(group.fields["task"] for group in found))
+    values = {
+        "title": escape(f"Position encodings on {tasks}"),
+        "colours": "".join(f"--c{number}:{colour};" for number, colour in enumerate(COLOURS)),
+        "notes": notes(runs, found),
+        "sections": "".join(section(group, number) for number, group in enumerate(found)),
+        "command": escape(command),
+        "environment": environments(runs),
+        "data": embedded({"colours": len(COLOURS), "groups": [facts(group) for group in found]}),
+    }
+    template = files("lagwise.train").joinpath("report.html").read_text(encoding="utf-8")
+    # In one pass: what is filled in is never read as a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def embedded(content: Any) -> str:
+    """Returns JSON that can stand in a script element: nothing in it ends the element."""
+    return json.dumps(finite(content), allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def finite(content: Any) -> Any:
+    """Returns numbers in lists and dicts with six digits, and None for those that are not finite, which JSON does not have."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    if isinstance(content, float):
+        return float(f"{content:.6g}") if math.isfinite(content) else None
+    return content
+
+
+def facts(group: Group) -> dict[str, Any]:
+    """Returns what the scripts of the page draw."""
+    rows = rows_of(group)
+    return {
+        "metric": group.metric,
+        "higher": group.higher_is_better,
+        "rows": [
+            {
+                "encoding": row.encoding,
+                "mean": row.test.mean,
+                "half": row.test.half_width,
+                "training seconds": row.seconds,
+                "tokens per second": row.tokens_per_second,
+                "parameters of the encoding": row.parameters,
+                "peak memory in MiB": None if row.peak_memory is None else row.peak_memory / 2**20,
+            }
+            for row in rows
+        ],
+        "baseline": default_baseline(group),
+        "differences": {row.encoding: [difference_facts(each) for each in differences_of(group, row.encoding)] for row in rows},
+        "curves": curves(group),
+    }
+
+
+def difference_facts(found: Difference) -> dict[str, Any]:
+    """Returns what the page shows of a difference."""
+    mean, half = (found.estimate.mean, found.estimate.half_width) if found.estimate else (None, None)
+    return {"encoding": found.encoding, "seeds": found.seeds, "mean": mean, "half": half, "better": found.better}
+
+
+def notes(runs: Sequence[Run], found: Sequence[Group]) -> str:
+    """Returns what a reader must know before the numbers, as paragraphs."""
+    said = [SAMPLE_NOTE] if is_sample(found) else []
+    said += [
+        f"{run.config.encoding}, seed {run.config.seed}, takes no part: {failure_of(run)}" for run in runs if run.result is None
+    ]
+    if len(found) > 1:
+        said.append("The runs differ in more than the encoding and the seed: each setting has a table of its own.")
+    if len({run.environment["device"] for run in runs}) > 1:
+        said.append("The runs are from different devices: their times, speeds and memory cannot be compared.")
+    return "".join(f'<p class="note" role="note">{escape(each)}</p>' for each in said)
+
+
+def environments(runs: Sequence[Run]) -> str:
+    """Returns what the runs ran on: each different environment once."""
+    found = dict.fromkeys(json.dumps(run.environment, sort_keys=True) for run in runs)
+    return "".join(definitions(json.loads(each)) for each in found)
+
+
+def definitions(fields: dict[str, Any]) -> str:
+    """Returns names and values as a list of HTML."""
+    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(shown(value))}</dd>" for name, value in fields.items())
+    return f"<dl>{entries}</dl>"
+
+
+def section(group: Group, number: int) -> str:
+    """Returns the part of the page for one group of runs; the page's scripts fill what has `data-` marks."""
+    rows = rows_of(group)
+    options = {row.encoding: row.options for row in rows if row.options}
+    names = "".join(f"<option>{escape(row.encoding)}</option>" for row in rows)
+    drawn = "".join(f"<option>{escape(title)}</option>" for title in curves(group))
+    curves_part = (
+        f"<h3>Learning curves</h3><p><label>Show <select data-what>{drawn}</select></label> Lines are means over the seeds, "
+        "bands go from the lowest to the highest. Point at the chart, or focus it and use the arrow keys, to read values.</p>"
+        f"<div data-curves></div><output data-values></output>"
+        if drawn
+        else "<h3>Learning curves</h3><p>There are none: the runs have one report each.</p>"
+    )
+    return f"""
+<section data-group="{number}">
+<h2>{escape(group.title)}</h2>
+<p>{escape(sentence(group))}. ± is the half-width of the 95 % confidence interval of the mean over seeds, by Student's t.</p>
+<h3>League</h3>
+{league_table(group, rows)}
+{lengths_table(group, rows)}
+<h3>Differences within seeds</h3>
+<p><label>Test {escape(group.metric)} minus that of <select data-baseline>{names}</select></label> with the same seed, so with the
+same data in the same order. Each interval is for one pair by itself: of twenty without a cause, one leaves zero out.</p>
+<div class="wide"><table data-differences><thead><tr><th scope="col">encoding</th><th scope="col">difference</th>
+<th scope="col">95 % interval</th><th scope="col">seeds</th><th scope="col">in words</th></tr></thead>
+<tbody></tbody></table></div>
+{curves_part}
+<h3>Cost and quality</h3>
+<p><label>Test {escape(group.metric)} against <select data-cost></select></label></p>
+<div data-scatter></div>
+<details><summary>All fields of these runs</summary>{definitions(group.fields)}
+<p>Options of the encodings:</p>{definitions(options)}</details>
+</section>"""
+
+
+def league_table(group: Group, rows: Sequence[Row]) -> str:
+    """Returns the league as a table whose headers sort it."""
+    headers = [
+        "encoding", "seeds", f"test {group.metric}", "interval", f"validation {group.metric}", "parameters", "training s",
+        "tokens/s", "peak MiB",
+    ]  # fmt: skip
+    ends = [each for row in rows for each in bounds(row.test) if math.isfinite(each)] or [0.0, 1.0]
+    body = "".join(league_row(row, min(ends), max(ends)) for row in rows)
+    return html_table(headers, body, "data-league", plain=("interval",))
+
+
+def bounds(found: Estimate) -> tuple[float, float]:
+    """Returns the ends of an interval, or twice the mean where there is none."""
+    return found.mean - (found.half_width or 0.0), found.mean + (found.half_width or 0.0)
+
+
+def league_row(row: Row, low: float, high: float) -> str:
+    """Returns a row of the league; intervals are drawn between two bounds."""
+    peak = None if row.peak_memory is None else row.peak_memory / 2**20
+    cells = [
+        cell(len(row.seeds), str(len(row.seeds))),
+        cell(row.test.mean, str(row.test)),
+        f"<td>{interval(row.test, low, high)}</td>",
+        cell(row.validation.mean, str(row.validation)),
+        cell(row.parameters, f"{row.parameters:,}"),
+        cell(row.seconds, f"{row.seconds:,.1f}"),
+        cell(row.tokens_per_second, "-" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"),
+        cell(peak, "-" if peak is None else f"{peak:,.1f}"),
+    ]
+    return f'<tr><th scope="row">{escape(row.encoding)}</th>{"".join(cells)}</tr>'
+
+
+def cell(value: float | None, text: str) -> str:
+    """Returns a cell with the number that it is sorted by."""
+    return f'<td data-value="{"" if value is None or not math.isfinite(value) else value!r}">{escape(text)}</td>'
+
+
+def interval(found: Estimate, low: float, high: float) -> str:
+    """Returns a picture of an interval between two bounds."""
+    if not math.isfinite(found.mean):
+        return "-"
+    scale = 80 / (high - low) if high > low else 0.0
+    first, middle, last = (5 + (each - low) * scale for each in (bounds(found)[0], found.mean, bounds(found)[1]))
+    return (
+        f'<svg class="interval" width="90" height="14" viewBox="0 0 90 14" aria-hidden="true">'
+        f'<path d="M{first:.1f} 7H{last:.1f}M{first:.1f} 3V11M{last:.1f} 3V11"/><circle cx="{middle:.1f}" cy="7" r="3.5"/></svg>'
+    )
+
+
+def lengths_table(group: Group, rows: Sequence[Row]) -> str:
+    """Returns the metric at other lengths as a table, with reasons where an encoding refused; nothing if none were asked for."""
+    lengths = sorted({length for row in rows for length in row.lengths})
+    if not lengths:
+        return ""
+    headers = ["encoding", "its own length", *(f"{length:,}" for length in lengths)]
+    body, reasons = "", []
+    for row in rows:
+        cells = cell(row.test.mean, str(row.test))
+        for length in lengths:
+            found = row.lengths.get(length, "it was not asked for")
+            cells += cell(found.mean, str(found)) if isinstance(found, Estimate) else cell(None, "refused")
+            reasons += [] if isinstance(found, Estimate) else [f"{row.encoding} at {length:,}: {found}"]
+        body += f'<tr><th scope="row">{escape(row.encoding)}</th>{cells}</tr>'
+    told = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    return f"<h3>Test {escape(group.metric)} at other lengths</h3>{html_table(headers, body, 'data-lengths')}" + (
+        f"<ul>{told}</ul>" if told else ""
+    )
+
+
+def html_table(headers: Sequence[str], body: str, mark: str, plain: Sequence[str] = ()) -> str:
+    """Returns a table whose headers are buttons that sort it, but for the plain ones."""
+    heads = "".join(
+        f'<th scope="col">{escape(name)}</th>'
+        if name in plain
+        else f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>'
+        for name in headers
+    )
+    return f'<div class="wide"><table class="sorts" {mark}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,319 @@
+"""The harness: configs, order, checkpoints, and training that goes on as if it had never been stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from lagwise.cli import app
+from lagwise.train import checkpoint as checkpoints
+from lagwise.train.checkpoint import Checkpoint
+from lagwise.train.config import Config, parsed, with_fields
+from lagwise.train.data import Order
+from lagwise.train.loop import Diverged, Session, Settings, encoding_parameters, make_config, make_optimizer, train
+from lagwise.train.schedule import factor
+from lagwise.train.store import Run, runs_in
+
+SMALL = {"dim": 16, "heads": 2, "layers": 1, "hidden": 32, "batch": 8, "steps": 20, "examples": 64, "evaluate_examples": 32}
+CPU = Settings(device="cpu", report_every=1, save_every=5)
+
+
+def small_config(encoding: str = "at5", **changes) -> Config:
+    """Returns a config that trains in a second; its dropout draws random numbers."""
+    return make_config("process-50", encoding, **{**SMALL, "dropout": 0.1, **changes})
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Returns the training loss at each step of a run."""
+    return {line["step"]: line["loss"] for line in Run(folder).lines if "split" not in line}
+
+
+def test_an_order_goes_through_all_examples_before_it_repeats_one():
+    order = Order(examples=10, batch=4, seed=3)
+    taken = [index for step in range(5) for index in order.indices(step)]
+    assert sorted(taken[:10]) == sorted(taken[10:]) == list(range(10)) and taken[:10] != taken[10:]
+    assert Order(examples=10, batch=4, seed=3).indices(4) == order.indices(4) != Order(examples=10, batch=4, seed=4).indices(4)
+
+
+def test_a_batch_may_be_larger_than_the_data():
+    taken = Order(examples=3, batch=7, seed=0).indices(0)
+    assert sorted(taken[:3]) == sorted(taken[3:6]) == [0, 1, 2] and len(taken) == 7
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", 1.0), ("linear", 0.5), ("cosine", 0.5), ("rsqrt", (10 / 60) ** 0.5)],
+)
+def test_rates_half_way(schedule, expected):
+    step = 59 if schedule == "rsqrt" else 60
+    assert factor(schedule, step, steps=110, warmup=10) == pytest.approx(expected)
+    assert factor(schedule, 4, steps=110, warmup=10) == 0.5
+
+
+def test_fields_in_words():
+    changes = parsed(
+        ["dim=256", "rate=3e-4", "norm=post", "encoding.max_lag=9", "task.length=20", "lengths=[100,200]", "head_dim=none"]
+    )
+    config = with_fields(Config("process-50"), changes)
+    assert (config.dim, config.rate, config.norm, config.lengths, config.head_dim) == (256, 3e-4, "post", (100, 200), None)
+    assert config.encoding_options == {"max_lag": 9} and config.task_options == {"length": 20}
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("layer=3", "'layer' is no field of a run: did you mean 'layers'?"),
+        ("dim=wide", "dim must be int, but is 'wide'"),
+        ("dim=true", "dim must be int, but is True"),
+        ("norm=mid", "norm must be 'pre', 'post', but is 'mid'"),
+        ("model.dim=3", "options of the encoding and of the task are encoding.NAME and task.NAME"),
+        ("dim", "fields are given as NAME=VALUE, such as dim=256, but 'dim' was given"),
+    ],
+)
+def test_wrong_fields_say_what_to_do(words, message):
+    with pytest.raises(ValueError) as raised:
+        with_fields(Config("process-50"), parsed([words]))
+    assert message in str(raised.value)
+
+
+def test_unknown_options_of_tasks_presets_and_tasks():
+    with pytest.raises(ValueError, match=r"'lenght' is no option of the task: did you mean 'length'\?"):
+        make_config("process-50", **{"task.lenght": 3})
+    with pytest.raises(ValueError, match="preset must be one of process-50's"):
+        make_config("process-50", preset="peper")
+    with pytest.raises(ValueError, match=r"'process50' is no task: did you mean 'process-50'\?"):
+        make_config("process50")
+
+
+def test_equal_configs_have_equal_fingerprints():
+    config = small_config()
+    assert config.fingerprint() == small_config().fingerprint() != replace(config, dim=18).fingerprint()
+    assert replace(config, seed=5).fingerprint(without=["seed"]) == config.fingerprint(without=["seed"])
+
+
+def write_steps(folder: Path, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(folder, Checkpoint(step, {"model": {"x": torch.full((3,), float(step))}}, {"seconds": 1.5}), keep=2)
+
+
+def test_checkpoints_come_back_and_old_ones_go(tmp_path):
+    write_steps(tmp_path, 1, 2, 3)
+    found = checkpoints.load_latest(tmp_path)
+    assert found is not None and found.step == 3 and found.state == {"seconds": 1.5}
+    assert torch.equal(found.tensors["model"]["x"], torch.full((3,), 3.0))
+    assert [path.name for path in checkpoints.steps_in(tmp_path)] == ["step-00000002", "step-00000003"]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, flip, Path.unlink], ids=["cut", "flip", "missing"])
+@pytest.mark.parametrize("file", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, file):
+    write_steps(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002" / file)
+    with pytest.warns(UserWarning, match="step-00000002 is damaged"):
+        found = checkpoints.load_latest(tmp_path)
+    assert found is not None and found.step == 1
+
+
+def test_a_checkpoint_that_was_never_finished_does_not_count(tmp_path):
+    write_steps(tmp_path, 1)
+    (tmp_path / "step-00000001").rename(tmp_path / ".step-00000001")
+    assert checkpoints.load_latest(tmp_path) is None
+    write_steps(tmp_path, 1)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_weights_decay_and_encodings_have_a_rate_of_their_own():
+    config = small_config("t5", weight_decay=0.1, rate=0.5, encoding_rate=3.0)
+    model = Session(config, CPU).model
+    groups = {(group["lr"], group["weight_decay"]): group["params"] for group in make_optimizer(model, config).param_groups}
+    assert set(groups) == {(0.5, 0.1), (0.5, 0.0), (1.5, 0.0)}
+    assert [id(x) for x in groups[1.5, 0.0]] == [id(x) for x in encoding_parameters(model).values()]
+    assert all(x.ndim == 1 for x in groups[0.5, 0.0])
+    assert sum(len(group) for group in groups.values()) == len(list(model.parameters()))
+
+
+def test_a_run_is_a_folder_with_all_its_numbers(tmp_path):
+    config = small_config("t5", dropout=0.0, steps=40, rate=3e-3, evaluate_every=20, lengths=(100,))
+    result = train(config, tmp_path / "run", CPU)
+    run = Run.open(tmp_path / "run")
+    assert run.config == config and run.result == json.loads(json.dumps(result)) and "commit" in run.environment
+    found = losses(run.folder)
+    assert list(found) == list(range(1, 41)) and sum(list(found.values())[-5:]) < sum(list(found.values())[:5])
+    evaluations = [line for line in run.lines if "split" in line]
+    assert [(line["step"], line["split"], line.get("length")) for line in evaluations] == [
+        (20, "validation", None), (40, "validation", None), (40, "test", None), (40, "test", 100),
+    ]  # fmt: skip
+    assert evaluations[-1]["loss"] == result["lengths"]["100"]["loss"] != result["test"]["loss"]
+    assert result["encoding_parameters"] == 64 and result["peak_memory"] > 0 and not result["sample"]
+    assert [each.folder for each in runs_in([tmp_path])] == [run.folder]
+
+
+def test_a_folder_holds_one_run(tmp_path):
+    train(small_config(steps=2), tmp_path, CPU)
+    with pytest.raises(ValueError, match="holds a run that was begun: pass --resume"):
+        train(small_config(steps=2), tmp_path, CPU)
+    with pytest.raises(ValueError, match="holds a run with another config"):
+        train(small_config(steps=3), tmp_path, CPU)
+
+
+@pytest.mark.parametrize("encoding", ["at5", "sine-spe"])
+def test_a_run_that_goes_on_computes_the_same(tmp_path, encoding):
+    linear = {"attention": "linear", "redraw": 3} if encoding == "sine-spe" else {}
+    config = small_config(encoding, **linear)
+    train(config, tmp_path / "whole", CPU)
+    # A run that has lost its last checkpoints and lines.
+    train(config, tmp_path / "parts", replace(CPU, keep=9))
+    for step in (15, 20):
+        flip(tmp_path / "parts" / "checkpoints" / f"step-{step:08d}" / "optimizer.safetensors")
+    with pytest.warns(UserWarning, match="damaged"):
+        train(config, tmp_path / "parts", CPU, resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (checkpoints.load_latest(tmp_path / name / "checkpoints") for name in ("whole", "parts"))
+    assert all(torch.equal(x, parts.tensors["model"][name]) for name, x in whole.tensors["model"].items())
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    config = small_config("t5", rate=1e36, warmup=0, clip=0.0, schedule="constant")
+    with pytest.raises(Diverged, match=r"the loss is nan at step .*: the last checkpoint is from before. Try a smaller rate"):
+        train(config, tmp_path, replace(CPU, report_every=7, save_every=1))
+    found = checkpoints.load_latest(tmp_path / "checkpoints")
+    assert found is None or all(x.isfinite().all() for x in found.tensors["sums"].values())
+    assert Run(tmp_path).result is None
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    fields = [f"{name}={value}" for name, value in {**SMALL, "dropout": 0.1, "steps": 300}.items()]
+    return [
+        "train",
+        "process-50",
+        "--encoding",
+        "at5",
+        "--folder",
+        str(folder),
+        "--device",
+        "cpu",
+        "--save-every",
+        "5",
+        *fields,
+        *more,
+    ]
+
+
+def start(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "lagwise", *words],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process: subprocess.Popen) -> None:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
+    for _ in range(1200):
+        if list((folder / "checkpoints").glob("step-*")):
+            return
+        if process.poll() is not None:
+            raise AssertionError(process.communicate()[0])
+        time.sleep(0.05)
+    raise AssertionError("no checkpoint after a minute")
+
+
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT], ids=["kill", "ctrl-c"])
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, by):
+    process = start(*command(tmp_path / "parts"))
+    wait_for_checkpoint(tmp_path / "parts", process)
+    process.send_signal(by)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if by == signal.SIGKILL else 130), output
+    if by == signal.SIGINT:
+        assert "the same command with --resume goes on" in output
+    last = checkpoints.load_latest(tmp_path / "parts" / "checkpoints").step
+    assert last < 300 and Run(tmp_path / "parts").result is None
+    finish(start(*command(tmp_path / "parts", "--resume")))
+    finish(start(*command(tmp_path / "whole")))
+    assert losses(tmp_path / "parts")[300] == losses(tmp_path / "whole")[300]
+    assert Run(tmp_path / "parts").result["test"] == Run(tmp_path / "whole").result["test"]
+
+
+def test_two_processes_compute_what_one_does(tmp_path):
+    launcher = (
+        "-m",
+        "accelerate.commands.launch",
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+    )
+    for folder, own in ((tmp_path / "one", ()), (tmp_path / "two", (*launcher, "--main_process_port", "0"))):
+        finish(start(*command(folder, "dropout=0.0", "steps=20"), launcher=own))
+    one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
+    assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-4)
+    assert two.result["test"] == pytest.approx(one.result["test"], rel=1e-3)
+
+
+def test_the_command_line_from_training_to_evaluation(tmp_path):
+    run = CliRunner().invoke
+    done = run(app, command(tmp_path / "run", "steps=4"))
+    assert done.exit_code == 0, done.output
+    assert "parameters" in done.output and f"the run is in {tmp_path / 'run'}" in done.output.replace("\n", "")
+    done = run(app, ["evaluate", str(tmp_path / "run"), "--lengths", "80", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["length"] for line in lines] == [None, 80] and lines[0]["loss"] == Run(tmp_path / "run").result["test"]["loss"]
+    done = run(app, ["generate", str(tmp_path / "run"), "--device", "cpu"])
+    assert done.exit_code == 1 and "nothing to generate" in done.output
+    done = run(app, ["tasks"])
+    assert done.exit_code == 0 and "process-50" in done.output
+    done = run(app, command(tmp_path / "run", "--fields", "dim=48"))
+    assert done.exit_code == 0 and "48" in done.output
+    done = run(app, command(tmp_path / "other", "layer=3"))
+    assert done.exit_code == 1 and "did you mean 'layers'?" in done.output
+
+
+def test_a_model_starts_from_the_encoder_of_another(tmp_path):
+    train(small_config("t5", steps=3), tmp_path / "first", CPU)
+    first = checkpoints.load_latest(tmp_path / "first" / "checkpoints").tensors["model"]
+    model = Session(small_config("t5", seed=9, start=str(tmp_path / "first")), CPU).model.state_dict()
+    assert all(torch.equal(x, first[name]) == name.startswith(("embedding", "encoder")) for name, x in model.items())
+    with pytest.raises(ValueError, match="start must be a run whose embedding and encoder have the sizes of this one"):
+        Session(small_config("t5", dim=32, start=str(tmp_path / "first")), CPU)
+
+
+def test_bench_loop_measures_the_share_of_the_input(tmp_path):
+    fields = [f"{name}={value}" for name, value in SMALL.items()]
+    done = CliRunner().invoke(
+        app, ["bench", "loop", "process-50", *fields, "--steps", "3", "--device", "cpu", "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.output
+    (file,) = tmp_path.glob("loop-cpu-*.jsonl")
+    record = json.loads(file.read_text())
+    assert record["share"] == pytest.approx(record["fixed_ms"] / record["loop_ms"]) and record["config"]["dim"] == 16
