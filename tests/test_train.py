@@ -317,3 +317,19 @@ def test_bench_loop_measures_the_share_of_the_input(tmp_path):
     (file,) = tmp_path.glob("loop-cpu-*.jsonl")
     record = json.loads(file.read_text())
     assert record["share"] == pytest.approx(record["fixed_ms"] / record["loop_ms"]) and record["config"]["dim"] == 16
+
+
+def test_options_of_encodings_are_as_files_have_them():
+    config = make_config("process-50", "at5", **{"encoding.widths": (15, 2)})
+    assert config.encoding_options["widths"] == [15, 2] and Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_evaluation_uses_the_data_of_the_training(tmp_path):
+    train(small_config("t5", steps=2), tmp_path / "run", CPU)
+    written = tmp_path / "run" / "environment.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "data": str(tmp_path / "gone")}))
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu"])
+    assert done.exit_code == 1 and "is not there: pass --data" in done.output
+    (tmp_path / "gone").mkdir()
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu"])
+    assert done.exit_code == 0, done.output

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lagwise.train.compare import Group
     from lagwise.train.config import Config
     from lagwise.train.loop import Session, Settings
+    from lagwise.train.store import Run
 
 FIELDS_HELP = (
     "Any field of a run, such as dim=256 layers=4 rate=3e-4; options of the task and of the encoding as task.NAME=VALUE and "
@@ -244,9 +246,22 @@ def trained(folder: Path, settings: "Settings") -> "Session":
     checkpoint = load_latest(run.checkpoints)
     if checkpoint is None:
         raise ValueError(f"{folder} has no checkpoint: train it to the end, or with --save-every")
-    session = Session(run.config, settings, run)
+    session = Session(run.config, with_data_of(run, settings), run)
     session.load(checkpoint)
     return session
+
+
+def with_data_of(run: "Run", settings: "Settings") -> "Settings":
+    """Returns settings with the data that a run was trained on, unless other data is given."""
+    from lagwise.tasks.base import HUB
+    from lagwise.train.loop import data_words
+
+    trained_on = run.environment["data"]
+    if settings.data is not None or trained_on == data_words(settings):
+        return settings
+    if trained_on != HUB and not Path(trained_on).is_dir():
+        raise ValueError(f"the run was trained on {trained_on}, which is not there: pass --data with the folder of its files")
+    return replace(settings, data=HUB if trained_on == HUB else Path(trained_on))
 
 
 def changes_of(fields: list[str] | None, **options: Any) -> dict[str, Any]:

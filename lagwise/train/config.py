@@ -97,6 +97,11 @@ class Config:
     data_seed: int | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
 
+    def __post_init__(self) -> None:
+        # As they come back from a file, where there are lists and no tuples.
+        for name in ("task_options", "encoding_options"):
+            object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
+
     def to_json(self) -> dict[str, Value]:
         """Returns the fields as JSON knows them."""
         return {**asdict(self), "lengths": list(self.lengths)}
