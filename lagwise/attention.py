@@ -2,6 +2,8 @@
 
 import math
 import os
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,10 @@ MANY_PAIRS = 2**31
 
 # The most lags of a table of vectors whose scores `split` writes out on a GPU.
 WIDEST_VECTORS = 1024
+
+WATCHER: ContextVar[Callable[..., Terms] | None] = ContextVar("WATCHER", default=None)
+"""While it is set, it is called with the tensors, the terms and the options of each call that is not compiled, and returns the
+terms to compute with. `lagwise.lens` looks into models through it."""
 
 
 class Choice(NamedTuple):
@@ -91,6 +97,12 @@ def attention(
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
     terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+    watcher = None if torch.compiler.is_compiling() else WATCHER.get()
+    if watcher is not None:
+        terms = watcher(
+            q, k, v, terms, scale=scale, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
+            query_start=query_start,
+        )  # fmt: skip
     chosen = choose(
         q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
         query_start=query_start, dropout=dropout,

@@ -1,0 +1,182 @@
+"""What goes through the attention layers of a model while it runs: ours, and those of Hugging Face on "lagwise".
+
+>>> import torch, lagwise
+>>> model = lagwise.nn.Encoder(16, layers=2, heads=2, encoding="t5").eval()
+>>> with capture(model) as calls:
+...     y = model(torch.randn(1, 5, 16))
+>>> [call.layer for call in calls]
+['layers.0.attention', 'layers.1.attention']
+>>> calls[0].parts().posterior.shape
+torch.Size([1, 2, 5, 5])
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lagwise.attention import WATCHER
+from lagwise.feature_maps import FeatureMap
+from lagwise.lags import LagTable
+from lagwise.lens.parts import Parts, attention_parts
+from lagwise.lens.priors import Prior, prior
+from lagwise.linear import visible_keys
+from lagwise.terms import Terms
+
+CONTEXTS = ("context", "key_value_states", "encoder_hidden_states")
+"""What layers call the sequence that they attend to instead of their own."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of softmax attention: what it was given, without gradients.
+
+    Args:
+        layer: The name of the module that called, as `model.named_modules()` has it.
+        cross: Whether it attends to another sequence than its own, whose positions mean nothing to it.
+        q: Queries.
+        k: Keys, as the call got them: those of a cache may be transformed already.
+        v: Values.
+        terms: The position terms.
+        scale: Factor of the content product.
+        causal: Whether queries see no later key.
+        key_mask: Which keys may be attended to, all of them if None.
+        cu_seqlens: Ends of packed sequences.
+        window: How many lags into the past and into the future a query sees.
+        query_start: Position of the first query.
+    """
+
+    layer: str
+    cross: bool
+    q: Float[Tensor, "batch heads queries dim"]
+    k: Float[Tensor, "batch kv_heads keys dim"]
+    v: Float[Tensor, "batch kv_heads keys value_dim"]
+    terms: Terms
+    scale: float
+    causal: bool
+    key_mask: Bool[Tensor, "batch keys"] | None
+    cu_seqlens: Int[Tensor, " ends"] | None
+    window: tuple[int, int] | None
+    query_start: int | Int[Tensor, "*batch"]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `attention` and `attention_parts` take beside the tensors and the terms."""
+        names = ("scale", "causal", "key_mask", "cu_seqlens", "window", "query_start")
+        return {name: getattr(self, name) for name in names}
+
+    def parts(self) -> Parts:
+        """Returns the logits by what they come from; dropout of weights is left out."""
+        return attention_parts(self.q, self.k, self.terms, **self.options)
+
+    def prior(self) -> Prior:
+        """Returns the prior over the lags that a sequence of the call's keys has."""
+        return prior(self.terms, self.k.shape[2], causal=self.causal)
+
+
+Watch = Callable[[Call], Terms]
+"""Is told of each call, and returns the terms to compute with."""
+
+
+@contextmanager
+def capture(model: nn.Module) -> Iterator[list[Call]]:
+    """Collects the calls of softmax attention that a model makes while the context lasts, in their order.
+
+    Any model whose attention is `lagwise.attention`: stacks of `lagwise.nn`, models of trained runs, and Hugging Face models with
+    `attn_implementation="lagwise"`. A layer that runs more than once, for each token that is generated or because it is tied, is
+    there each time. In training mode dropout and random encodings are as they are in training; call `model.eval()` before.
+
+    Args:
+        model: The model, not compiled. Calls of other models pass by.
+    """
+    calls: list[Call] = []
+
+    def collect(call: Call) -> Terms:
+        kept = call.key_mask, call.cu_seqlens
+        calls.append(
+            replace(
+                call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), terms=_detached(call.terms),
+                # A cache may go on to write into these.
+                key_mask=None if kept[0] is None else kept[0].clone(), cu_seqlens=None if kept[1] is None else kept[1].clone(),
+                query_start=call.query_start.clone() if isinstance(call.query_start, Tensor) else call.query_start,
+            )
+        )  # fmt: skip
+        return call.terms
+
+    with watching(model, collect):
+        yield calls
+
+
+@contextmanager
+def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
+    """Tells `watch` of each call of softmax attention that a model makes, and lets it change the terms.
+
+    `lagwise.attention` asks one context variable, `WATCHER`, at each call that is not compiled; nobody pays while it is not set.
+    Hooks on the model's modules, there for as long as the context, tell which of them is calling. A context inside another gets
+    the terms that the outer one returns.
+    """
+    if any(isinstance(module, FeatureMap) for module in model.modules()):
+        raise ValueError(
+            "model must have softmax attention, but has feature maps of linear attention, which makes no logits: look at its "
+            "encoding with prior or spe_kernels"
+        )
+    running: list[tuple[str, nn.Module, tuple, dict[str, Any]]] = []
+    seen = False
+
+    def begin(name: str) -> Callable[..., None]:
+        return lambda module, inputs, options: running.append((name, module, inputs, options))
+
+    def end(*_: Any) -> None:
+        running.pop()
+
+    def tell(q: Tensor, k: Tensor, v: Tensor, terms: Terms, **options: Any) -> Terms:
+        nonlocal seen
+        terms = terms if outer is None else outer(q, k, v, terms, **options)
+        if not running:
+            return terms
+        seen = True
+        key_mask = visible_keys(k.shape[2], options.pop("lengths"), options.pop("key_mask"))
+        name, module, inputs, given = running[-1]
+        return watch(Call(name, _is_cross(module, inputs, given), q, k, v, terms, key_mask=key_mask, **options))
+
+    hooks = [
+        hook
+        for name, module in model.named_modules()
+        for hook in (
+            module.register_forward_pre_hook(begin(name), with_kwargs=True),
+            module.register_forward_hook(end, always_call=True),
+        )
+    ]
+    outer = WATCHER.get()
+    token = WATCHER.set(tell)
+    try:
+        yield
+    finally:
+        WATCHER.reset(token)
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ValueError(
+            "model must call lagwise.attention while it is watched, but did not: run it inside the context, not compiled, and a "
+            "Hugging Face model with attn_implementation='lagwise'"
+        )
+
+
+def _is_cross(module: nn.Module, inputs: tuple, options: dict[str, Any]) -> bool:
+    """Says whether a layer was called with another sequence to attend to."""
+    given = inspect.signature(module.forward).bind(*inputs, **options).arguments
+    named = "CrossAttention" in type(module).__name__
+    return named or any({**given, **options}.get(name) is not None for name in CONTEXTS)
+
+
+def _detached(terms: Terms) -> Terms:
+    """Returns the terms with tables that hold no graph."""
+    tables = {}
+    for name, table in terms.tables().items():
+        slopes = table.slopes and (table.slopes[0].detach(), table.slopes[1].detach())
+        tables[name] = LagTable(table.values.detach(), table.first, slopes)
+    return replace(terms, **tables)
