@@ -5,9 +5,12 @@ from lagwise.tasks.artificial import Adding, Process50, Reber
 from lagwise.tasks.base import Batch, Examples, Facts, Sequences, Split, Task, Tensors
 from lagwise.tasks.image import Image
 from lagwise.tasks.listops import ListOps
+from lagwise.tasks.lm import LanguageModel
 from lagwise.tasks.pathfinder import Pathfinder
 from lagwise.tasks.retrieval import Retrieval
+from lagwise.tasks.squad import Squad
 from lagwise.tasks.text import Text
+from lagwise.tasks.translation import Translate
 
 TASKS: dict[str, type[Task]] = {
     "reber": Reber,
@@ -18,6 +21,9 @@ TASKS: dict[str, type[Task]] = {
     "retrieval": Retrieval,
     "image": Image,
     "pathfinder": Pathfinder,
+    "lm": LanguageModel,
+    "squad": Squad,
+    "translation": Translate,
 }
 
 
