@@ -12,7 +12,9 @@ from tokenizers.processors import Sequence
 from training import losses_of
 
 from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.squad import Asked, Averaged, QANet, SpanMetric, Squad, best_spans, divided, masked, read, sample
+from lagwise.tasks.qanet import Averaged, QANet
+from lagwise.tasks.questions import Asked, divided, read, sample
+from lagwise.tasks.squad import SpanMetric, Squad, best_spans, masked
 from lagwise.train.checkpoint import load_latest
 from lagwise.train.config import Config, with_fields
 from lagwise.train.loop import Session, Settings, make_config, train

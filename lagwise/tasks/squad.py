@@ -1,15 +1,10 @@
 """SQuAD 1.1: the words of a paragraph that answer a question (Rajpurkar, Zhang, Lopyrev, Liang 2016)."""
 
-import gzip
-import hashlib
 import json
-import lzma
 import warnings
-import zlib
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
@@ -23,31 +18,22 @@ from torchmetrics.functional.text import squad
 from torchmetrics.utilities import dim_zero_cat
 
 from lagwise.encodings.base import require_sizes
-from lagwise.encodings.scalar import AT5
 from lagwise.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
-from lagwise.tasks.files import OPENERS, from_hub, required_file
-from lagwise.tasks.listops import cache_folder
-from lagwise.tasks.lm import SPECIAL, TOKENIZER, write_whole
+from lagwise.tasks.lm import TOKENIZER, write_whole
 from lagwise.tasks.models import encoder_of
+from lagwise.tasks.pretrained import converted, with_dropout
+from lagwise.tasks.qanet import Averaged, QANet
+from lagwise.tasks.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
+from lagwise.tasks.wordpiece import WORDS, Frame, loaded_tokenizer, tokenizer_files, trained_tokenizer
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-Part = Literal["train", "dev"]
 ModelName = Literal["encoder", "qanet", "hf"]
 Absolute = Literal["remove", "keep"]
 
-FILES: dict[Part, str] = {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
-SOURCE = (
-    "get train-v1.1.json and dev-v1.1.json from https://rajpurkar.github.io/SQuAD-explorer/, or divide one file with "
-    "task.split_articles=0.8 task.split_file=NAME"
-)
-WORDS = "words"
 ARTICLES = "articles.json"
-
-VERSION = 1
-"""Changes whenever the same text gives another tokenizer, so that stored ones of before are not used."""
 
 
 @dataclass(frozen=True)
@@ -102,36 +88,6 @@ class SquadOptions:
             raise ValueError(f"path must be {needed}, but is {self.path!r} with model={self.model!r}")
 
 
-class Asked(NamedTuple):
-    """A question, where its answer is looked for, and the answers that count."""
-
-    key: str
-    text: str
-    context: str
-    answers: tuple[str, ...]
-    start: int
-    """Where in the context the first answer begins."""
-
-
-class Article(NamedTuple):
-    """The questions on an article."""
-
-    title: str
-    asked: list[Asked]
-
-
-class Frame(NamedTuple):
-    """The special tokens before a question, between question and paragraph, and after it."""
-
-    before: list[int]
-    middle: list[int]
-    after: list[int]
-
-    @property
-    def size(self) -> int:
-        return len(self.before) + len(self.middle) + len(self.after)
-
-
 class Pieces(NamedTuple):
     """Questions and their paragraphs in tokens, each with its place in the text: rows of token, start and end."""
 
@@ -169,13 +125,13 @@ class Squad(Task):
             "83.68/90.54. Numbers of a divided file compare with none of them"
         ),
         files="train-v1.1.json and dev-v1.1.json, plain or as .xz or .gz; with split_articles only one of them",
-        hub="rajpurkar/squad",
+        hub=ON_THE_HUB,
     )
     defaults: ClassVar[dict[str, Any]] = {
         "dim": 128, "layers": 2, "batch": 16, "steps": 500, "warmup": 50, "dropout": 0.1, "evaluate_batch": 32,
         "evaluate_examples": 1000,
     }  # fmt: skip
-    # The number of blocks, the steps and the limit of answers are those of the public QANet that the paper's program changes.
+    # The notes on the paper do not have the number of blocks, the steps and the limit of answers: these are those of a public QANet.
     # 2 epochs are counted in questions; 48 are the 6 of each of 8 devices.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper1-qanet": {
@@ -478,102 +434,6 @@ def sides_of(batch: Batch) -> Int[Tensor, "batch time"]:
     return (time >= batch["first"][:, None]).long()
 
 
-class QANet(nn.Module):
-    """The model of the paper on scalar encodings: a QANet without convolutions, so that the encoding is all that knows order.
-
-    Five encoders: one layer for the question and one for the paragraph, and three stacks of `config.layers`, one on the other.
-    Scores of the start are made of the first and the second, those of the end of the first and the third. AT5 has its slopes in
-    common in all five.
-    """
-
-    def __init__(self, config: Config, *, symbols: int, frame: Frame):
-        super().__init__()
-        self.before, self.middle = len(frame.before), len(frame.middle)
-        self.embedding = nn.Embedding(symbols, config.dim)
-        shallow = replace(config, layers=1)
-        self.encoders = nn.ModuleList(encoder_of(each) for each in (shallow, shallow, config, config, config))
-        share_slopes([encoder.encoding for encoder in self.encoders])
-        self.between = ContextQueryAttention(config.dim)
-        self.start, self.end = nn.Linear(2 * config.dim, 1), nn.Linear(2 * config.dim, 1)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, batch: Batch) -> Float[Tensor, "batch time 2"]:
-        asked, reads, *stacks = self.encoders
-        sizes, question_sizes = batch["last"] - batch["first"], batch["first"] - self.before - self.middle
-        x = self.dropout(self.embedding(batch["tokens"]))
-        question, _ = part_of(x, torch.full_like(question_sizes, self.before), question_sizes)
-        context, places = part_of(x, batch["first"], sizes)
-        question, context = asked(question, lengths=question_sizes), reads(context, lengths=sizes)
-        x = self.between(context, question, sizes, question_sizes)
-        found = []
-        for stack in stacks:
-            x = stack(self.dropout(x), lengths=sizes)
-            found.append(x)
-        ends = [self.start(torch.cat([found[0], found[1]], dim=-1)), self.end(torch.cat([found[0], found[2]], dim=-1))]
-        scores = torch.cat(ends, dim=-1)
-        length = batch["tokens"].shape[1]
-        whole = scores.new_zeros(len(scores), length + scores.shape[1], 2)
-        return whole.scatter(1, places[..., None].expand_as(scores), scores)[:, :length]
-
-
-def part_of(
-    x: Float[Tensor, "batch time dim"], first: Int[Tensor, " batch"], sizes: Int[Tensor, " batch"]
-) -> tuple[Float[Tensor, "batch part dim"], Int[Tensor, "batch part"]]:
-    """Returns the vectors from `first` on, as many as the longest part has, and their places, which may be beyond the end."""
-    places = first[:, None] + torch.arange(max(1, int(sizes.max())), device=x.device)
-    inside = places.clamp(max=x.shape[1] - 1)
-    return x.gather(1, inside[..., None].expand(-1, -1, x.shape[2])), places
-
-
-def share_slopes(encodings: Iterable[Any]) -> None:
-    """Gives all AT5 encodings the slopes of the first."""
-    adaptive = [encoding for encoding in encodings if isinstance(encoding, AT5)]
-    for encoding in adaptive[1:]:
-        encoding.slope = adaptive[0].slope
-
-
-class ContextQueryAttention(nn.Module):
-    """Attention from a paragraph to a question and back, with a similarity that is linear in both and in their product.
-
-    c' = W [c, a, c a, c b],   a = S q,   b = S T^T c,   S and T the softmax of u c + v q + w (c q) over the question and over the
-    paragraph.
-    """
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.similarity = nn.Parameter(torch.randn(3, dim) / dim**0.5)
-        self.merge = nn.Linear(4 * dim, dim)
-
-    def forward(
-        self,
-        context: Float[Tensor, "batch context dim"],
-        question: Float[Tensor, "batch question dim"],
-        sizes: Int[Tensor, " batch"],
-        question_sizes: Int[Tensor, " batch"],
-    ) -> Float[Tensor, "batch context dim"]:
-        u, v, w = self.similarity
-        similar = (context @ u)[:, :, None] + (question @ v)[:, None] + (context * w) @ question.mT
-        least = torch.finfo(similar.dtype).min
-        there, asked = exists(context, sizes), exists(question, question_sizes)
-        to_question = similar.masked_fill(~asked[:, None], least).softmax(2)
-        to_context = similar.masked_fill(~there[:, :, None], least).softmax(1)
-        a = to_question @ question
-        b = to_question @ (to_context.mT @ context)
-        return self.merge(torch.cat([context, a, context * a, context * b], dim=-1))
-
-
-def exists(x: Float[Tensor, "batch time dim"], sizes: Int[Tensor, " batch"]) -> Bool[Tensor, "batch time"]:
-    """Returns which vectors are no padding."""
-    return torch.arange(x.shape[1], device=x.device) < sizes[:, None]
-
-
-DROPOUTS = {
-    "dropout": ("hidden_dropout_prob", "dropout", "resid_pdrop", "embd_pdrop"),
-    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
-}
-"""What the models of Hugging Face call our two kinds of dropout."""
-
-
 class HuggingFaceSpans(nn.Module):
     """An encoder of Hugging Face with its head for questions, converted to the encoding of a config.
 
@@ -597,68 +457,6 @@ class HuggingFaceSpans(nn.Module):
         mask = (time < batch["lengths"][:, None]).long()
         found = self.inner(input_ids=batch["tokens"], attention_mask=mask, **sides)
         return torch.stack([found.start_logits, found.end_logits], dim=-1)
-
-
-def with_dropout(path: str, config: Config) -> Any:
-    """Loads a model with the dropout of a config."""
-    from transformers import AutoConfig, AutoModelForQuestionAnswering
-
-    try:
-        own = AutoConfig.from_pretrained(path)
-        for field, names in DROPOUTS.items():
-            for name in names:
-                if hasattr(own, name):
-                    setattr(own, name, getattr(config, field))
-        return AutoModelForQuestionAnswering.from_pretrained(path, config=own)
-    except OSError as error:
-        raise ValueError(f"path must be the folder or the name of a Hugging Face model, but is {path!r}: {error}") from error
-
-
-def converted(model: Any, config: Config, absolute: Absolute) -> Any:
-    """Returns a model with the encoding of a config; without one, and with absolute positions, as it is."""
-    if config.encoding == "none" and absolute == "keep" and config.attention == "softmax":
-        return model
-    from lagwise.hf import convert
-
-    linear = config.attention == "linear"
-    return convert(
-        model, config.encoding, absolute=absolute, attention=config.attention, per_layer=bool(config.per_layer),
-        feature_map=config.feature_map if linear else None, **config.encoding_options,
-    )  # fmt: skip
-
-
-class Averaged(nn.Module):
-    """A model that is evaluated with the exponential moving average of its weights.
-
-    The average is taken before each step, so that the last step is not in it. In the first steps it decays faster, by
-    (1 + n) / (10 + n) after n of them. It needs whole weights, and so no sharded ones.
-    """
-
-    steps: Tensor
-
-    def __init__(self, model: nn.Module, decay: float):
-        super().__init__()
-        self.inner, self.decay = model, decay
-        self.averages = nn.Module()
-        for name, parameter in model.named_parameters():
-            # A buffer's name has no dots.
-            self.averages.register_buffer(name.replace(".", "/"), parameter.detach().clone())
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, batch: Batch) -> Any:
-        if self.training:
-            self.update()
-            return self.inner(batch)
-        averages = {name.replace("/", "."): x for name, x in self.averages.named_buffers()}
-        return torch.func.functional_call(self.inner, averages, (batch,))
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Moves the averages towards the weights."""
-        weight = 1.0 - ((1.0 + self.steps) / (10.0 + self.steps)).clamp(max=self.decay)
-        for average, parameter in zip(self.averages.buffers(), self.inner.parameters(), strict=True):
-            average.lerp_(parameter, weight.to(average.dtype))
-        self.steps += 1
 
 
 # Windows
@@ -722,266 +520,3 @@ def windows_of(
             columns.append([number, head, head + len(window), *labels])
     table = torch.tensor(columns).T
     return rows, dict(zip(("question", "first", "last", "start", "end"), table, strict=True))
-
-
-# Tokenizers
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """Returns where a folder may have a tokenizer."""
-    return [folder / "tokenizer.json", folder / "vocab.txt"]
-
-
-def loaded_tokenizer(name: str) -> "Tokenizer":
-    """Loads a tokenizer from a folder, a file, or by its name on the Hugging Face Hub."""
-    from tokenizers import Tokenizer
-
-    path = Path(name)
-    found = next((file for file in tokenizer_files(path) if file.is_file()), path)
-    if found.suffix == ".txt" and found.is_file():
-        return wordpiece_of(found)
-    if found.is_file():
-        try:
-            made = Tokenizer.from_file(str(found))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"tokenizer must be a tokenizer.json or a vocab.txt, but {found} cannot be read: {error}") from error
-    else:
-        made = tokenizer_named(name)
-    made.no_padding()
-    made.no_truncation()
-    if (
-        made.num_special_tokens_to_add(True) == 0
-        and made.token_to_id("[CLS]") is not None
-        and made.token_to_id("[SEP]") is not None
-    ):
-        # One that was trained for language modelling has the tokens, and puts them nowhere.
-        add_frame(made)
-    return made
-
-
-def tokenizer_named(name: str) -> "Tokenizer":
-    """Loads the tokenizer of a Hugging Face model."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(name).backend_tokenizer
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"tokenizer must be 'words', a folder or file with a tokenizer.json or vocab.txt, or the name of one on the Hub, "
-            f"but is {name!r}: {error}"
-        ) from error
-
-
-def wordpiece_of(path: Path) -> "Tokenizer":
-    """Makes BERT's tokenizer of a vocabulary; letters become small where the vocabulary has no others."""
-    from tokenizers.models import WordPiece
-
-    vocabulary = {word: number for number, word in enumerate(path.read_text(encoding="utf-8").splitlines())}
-    missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in vocabulary]
-    if missing:
-        raise ValueError(f"{path} must have a line for each token, but {missing[0]} is missing")
-    model = WordPiece(vocabulary, unk_token="[UNK]")
-    return around(model, lowercase=all(word == word.lower() for word in vocabulary if not word.startswith("[")))
-
-
-def around(model: Any, *, lowercase: bool) -> "Tokenizer":
-    """Puts what BERT does before and after around a model of tokens."""
-    from tokenizers import Tokenizer
-    from tokenizers.normalizers import BertNormalizer
-    from tokenizers.pre_tokenizers import BertPreTokenizer
-
-    made: Any = Tokenizer(model)
-    made.normalizer = BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = BertPreTokenizer()
-    if made.token_to_id("[CLS]") is not None:
-        add_frame(made)
-    return made
-
-
-def add_frame(tokenizer: Any) -> None:
-    """Lets a tokenizer put [CLS] and [SEP] around questions and paragraphs."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(word, tokenizer.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
-    )  # fmt: skip
-
-
-def trained_tokenizer(texts: Sequence[str], kind: Literal["pieces", "words"], vocabulary: int) -> "Tokenizer":
-    """Returns a tokenizer that is trained on texts, or was before: it is stored in the cache folder."""
-    from tokenizers import Tokenizer
-
-    digest = hashlib.sha256(json.dumps([VERSION, kind, vocabulary, texts]).encode()).hexdigest()[:12]
-    path = cache_folder() / "squad" / f"{kind}-{digest}.json"
-    if path.is_file():
-        return Tokenizer.from_file(str(path))
-    made = trained_words(texts, vocabulary) if kind == "words" else trained_pieces(texts, vocabulary)
-    write_whole(path, made.to_str())
-    return made
-
-
-def trained_words(texts: Sequence[str], vocabulary: int) -> "Tokenizer":
-    """Returns a tokenizer for the most frequent words and signs of texts."""
-    from tokenizers.models import WordLevel
-    from tokenizers.trainers import WordLevelTrainer
-
-    made = around(WordLevel(unk_token="[UNK]"), lowercase=True)
-    trainer: Any = WordLevelTrainer
-    made.train_from_iterator(texts, trainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False))
-    add_frame(made)
-    return made
-
-
-def trained_pieces(texts: Sequence[str], vocabulary: int) -> "Tokenizer":
-    """Returns WordPiece that is trained on texts, the same each time."""
-    from tokenizers.models import WordPiece
-    from tokenizers.trainers import WordPieceTrainer
-
-    draft: Any = around(WordPiece(unk_token="[UNK]"), lowercase=True)
-    words = {word for text in texts for word in draft.normalizer.normalize_str(text).split()}
-    # Left to itself the library numbers letters inside words in an order that differs from run to run, and with it ties.
-    inner = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
-    trainer: Any = WordPieceTrainer
-    draft.train_from_iterator(texts, trainer(vocab_size=vocabulary, special_tokens=[*SPECIAL, *inner], show_progress=False))
-    return around(WordPiece(draft.get_vocab(), unk_token="[UNK]"), lowercase=True)
-
-
-# Files
-
-
-def read(data: Path | str, name: str) -> list[Article]:
-    """Returns the articles of an official file, or of the same part on the Hub."""
-    if data == HUB:
-        return from_rows(from_hub(Squad.facts.hub, "train" if name == FILES["train"] else "validation"))
-    path = required_file(data, name.removesuffix(".xz").removesuffix(".gz"), SOURCE)
-    found = [article_of(f"{path}, {place}", entry) for place, entry in items(str(path), json_of(path), "data")]
-    counts = Counter(asked.key for article in found for asked in article.asked)
-    twice = [key for key, count in counts.items() if count > 1]
-    if twice:
-        raise ValueError(f"{path}: the id {twice[0]!r} is there twice, but expected is another one for each question")
-    return found
-
-
-def json_of(path: Path) -> Any:
-    """Returns the content of a JSON file, plain or compressed."""
-    try:
-        with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
-            return json.loads(opened.read())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: {error.msg}, but expected is a JSON file of SQuAD 1.1") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, line 1: the text is not UTF-8 ({error}), but expected is a JSON file of SQuAD 1.1") from error
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
-
-
-def field(place: str, entry: Any, name: str, kind: type) -> Any:
-    """Returns a field of an entry, which must be of a type."""
-    if not isinstance(entry, dict) or not isinstance(entry.get(name), kind) or isinstance(entry[name], bool):
-        shown = repr(entry.get(name))[:40] if isinstance(entry, dict) and name in entry else "missing"
-        words = {str: "a text", int: "a whole number", list: "a list"}[kind]
-        raise ValueError(f"{place}: {name} is {shown}, but expected is {words}, as in the files of SQuAD 1.1")
-    return entry[name]
-
-
-def items(place: str, entry: Any, name: str) -> list[tuple[str, Any]]:
-    """Returns the entries of a list in an entry, each with its place in it; an empty list raises."""
-    found = field(place, entry, name, list)
-    if not found:
-        raise ValueError(f"{place}: {name} is empty, but expected is one entry at least, as in the files of SQuAD 1.1")
-    return [(f"{name}[{number}]", each) for number, each in enumerate(found)]
-
-
-def article_of(place: str, entry: Any) -> Article:
-    """Returns the questions of an article of an official file."""
-    asked = []
-    for paragraph_place, paragraph in items(place, entry, "paragraphs"):
-        context_place = f"{place}.{paragraph_place}"
-        context = field(context_place, paragraph, "context", str)
-        for question_place, question in items(context_place, paragraph, "qas"):
-            asked.append(asked_of(f"{context_place}.{question_place}", question, context))
-    return Article(field(place, entry, "title", str), asked)
-
-
-def asked_of(place: str, entry: Any, context: str) -> Asked:
-    """Returns a question of an official file."""
-    answers = []
-    for answer_place, answer in items(place, entry, "answers"):
-        own_place = f"{place}.{answer_place}"
-        text, start = field(own_place, answer, "text", str), field(own_place, answer, "answer_start", int)
-        if not 0 <= start <= len(context) - len(text):
-            raise ValueError(
-                f"{own_place}: answer_start is {start}, but expected is a place in the context of {len(context)} "
-                f"characters that leaves room for the answer of {len(text)}"
-            )
-        answers.append((text, start))
-    texts = tuple(text for text, _ in answers)
-    return Asked(field(place, entry, "id", str), field(place, entry, "question", str), context, texts, answers[0][1])
-
-
-def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Article]:
-    """Returns the articles of rows with one question each, as the Hub has them."""
-    found: dict[str, list[Asked]] = {}
-    for row in rows:
-        answers = row["answers"]
-        asked = Asked(row["id"], row["question"], row["context"], tuple(answers["text"]), answers["answer_start"][0])
-        found.setdefault(row["title"], []).append(asked)
-    return [Article(title, asked) for title, asked in found.items()]
-
-
-def divided(articles: Sequence[Article], share: float, seed: int) -> dict[Part, list[Article]]:
-    """Returns a share of the articles to train on, and the others, both by title: a function of the titles and the seed."""
-    by_title = sorted(articles, key=lambda article: article.title)
-    count = round(share * len(by_title))
-    if not 0 < count < len(by_title):
-        raise ValueError(
-            f"split_articles must leave an article on both sides of {len(by_title)}, but is {share}: choose another share or file"
-        )
-    order = torch.randperm(len(by_title), generator=torch.Generator().manual_seed(seed)).tolist()
-    return {
-        "train": [by_title[index] for index in sorted(order[:count])],
-        "dev": [by_title[index] for index in sorted(order[count:])],
-    }
-
-
-# The sample
-
-PEOPLE = ("Ada", "Bruno", "Cora", "Dario", "Elsa", "Fabio", "Greta", "Henk", "Ines", "Jonas", "Katya", "Luis")
-FAMILIES = ("Marsh", "Novak", "Olsen", "Pereira", "Quist", "Rossi", "Sato", "Tamm")
-PLACES = ("Arlem", "Bostra", "Cavell", "Dunmoor", "Eskvik", "Farrow", "Gilan", "Hestad", "Istria", "Jurby")
-JOBS = ("baker", "clock maker", "ship's doctor", "teacher", "map printer", "gardener", "glass blower", "surveyor")
-SAMPLE_SIZES: dict[Part, int] = {"train": 48, "dev": 16}
-
-
-def sample(part: Part) -> list[Article]:
-    """Returns made-up lives of made-up people, with four questions each. Nobody is in both parts."""
-    generator = torch.Generator().manual_seed(0)
-    names = [f"{first} {last}" for last in FAMILIES for first in PEOPLE]
-    order = torch.randperm(len(names), generator=generator).tolist()
-    lives = [life(names[index], generator) for index in order[: sum(SAMPLE_SIZES.values())]]
-    return lives[: SAMPLE_SIZES["train"]] if part == "train" else lives[SAMPLE_SIZES["train"] :]
-
-
-def life(name: str, generator: torch.Generator) -> Article:
-    """Returns one of them; in the texts answers stand between stars."""
-
-    def two_of(words: Sequence[str]) -> list[str]:
-        return [words[int(index)] for index in torch.randperm(len(words), generator=generator)[:2]]
-
-    (home, town), (job, other) = two_of(PLACES), two_of(JOBS)
-    year = 1700 + int(torch.randint(150, (), generator=generator))
-    facts = [
-        (f"{name} was born in *{home}* in {year}.", f"Where was {name} born?"),
-        (f"The first work of {name} was that of a *{job}*.", f"What was the first work of {name}?"),
-        (f"After {year + 20}, {name} moved to *{town}* and became a {other}.", f"Where did {name} move?"),
-        (f"{name} died in {town} in *{year + 60}*.", f"When did {name} die?"),
-    ]
-    starred = " ".join(facts[index][0] for index in torch.randperm(len(facts), generator=generator).tolist())
-    context = starred.replace("*", "")
-    asked = []
-    for number, (text, question) in enumerate(facts):
-        before, answer, _ = text.split("*")
-        start = context.index(text.replace("*", "")) + len(before)
-        asked.append(Asked(f"{name.lower().replace(' ', '-')}-{number}", question, context, (answer,), start))
-    return Article(name, asked)
