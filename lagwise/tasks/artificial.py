@@ -295,23 +295,11 @@ def different_strings(count: int, lengths: range, draws: torch.Generator) -> Seq
 
 
 @dataclass(frozen=True)
-class AddingOptions:
-    """What can be chosen of sequences with marks.
-
-    Args:
-        length: Values of a sequence.
-        train: Training sequences.
-        validation: Validation sequences.
-        test: Test sequences.
-    """
+class AddingOptions(ProcessOptions):
+    """What can be chosen of sequences with marks: the same as of strings, with the paper's sizes."""
 
     length: int = 100
     train: int = 1_000
-    validation: int = 5_000
-    test: int = 5_000
-
-    def __post_init__(self) -> None:
-        require_sizes(length=self.length, train=self.train, validation=self.validation, test=self.test)
 
 
 class Adding(Task):

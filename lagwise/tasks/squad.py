@@ -131,7 +131,7 @@ class Squad(Task):
         "dim": 128, "layers": 2, "batch": 16, "steps": 500, "warmup": 50, "dropout": 0.1, "evaluate_batch": 32,
         "evaluate_examples": 1000,
     }  # fmt: skip
-    # The notes on the paper do not have the number of blocks, the steps and the limit of answers: these are those of a public QANet.
+    # What is known of the paper has no number of blocks, no steps and no limit of answers: these are a public QANet's.
     # 2 epochs are counted in questions; 48 are the 6 of each of 8 devices.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper1-qanet": {
