@@ -3,11 +3,13 @@
 from lagwise.encodings import nearest
 from lagwise.tasks.artificial import Adding, Process50, Reber
 from lagwise.tasks.base import Batch, Examples, Facts, Sequences, Split, Task, Tensors
+from lagwise.tasks.glue import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb, Wnli
 from lagwise.tasks.image import Image
 from lagwise.tasks.listops import ListOps
 from lagwise.tasks.lm import LanguageModel
 from lagwise.tasks.pathfinder import Pathfinder
 from lagwise.tasks.retrieval import Retrieval
+from lagwise.tasks.sentences import Cr, Mpqa, Mr, SstWords, Subj, Trec
 from lagwise.tasks.squad import Squad
 from lagwise.tasks.text import Text
 from lagwise.tasks.translation import Translate
@@ -24,6 +26,21 @@ TASKS: dict[str, type[Task]] = {
     "lm": LanguageModel,
     "squad": Squad,
     "translation": Translate,
+    "glue/cola": Cola,
+    "glue/sst2": Sst2,
+    "glue/mrpc": Mrpc,
+    "glue/stsb": Stsb,
+    "glue/qqp": Qqp,
+    "glue/mnli": Mnli,
+    "glue/qnli": Qnli,
+    "glue/rte": Rte,
+    "glue/wnli": Wnli,
+    "mr": Mr,
+    "subj": Subj,
+    "cr": Cr,
+    "mpqa": Mpqa,
+    "sst2-words": SstWords,
+    "trec": Trec,
 }
 
 

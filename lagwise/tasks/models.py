@@ -111,6 +111,12 @@ def pool(
     return (x * there[..., None]).sum(1) / lengths[:, None]
 
 
+def sides_of(batch: Batch) -> Int[Tensor, "batch time"]:
+    """Returns 0 for the first text of a pair and 1 from `first` on, where the second begins."""
+    time = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
+    return (time >= batch["first"][:, None]).long()
+
+
 class TokenModel(nn.Module):
     """Tokens, a stack of layers, and scores of all symbols: what models of tokens share.
 

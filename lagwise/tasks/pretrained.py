@@ -2,11 +2,15 @@
 
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
+from lagwise.tasks.base import Batch
+from lagwise.tasks.models import sides_of
 from lagwise.train.config import Config
 
 Absolute = Literal["remove", "keep", "fade"]
 """What becomes of a model's absolute positions."""
-
 
 DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "dropout", "resid_pdrop", "embd_pdrop"),
@@ -15,17 +19,49 @@ DROPOUTS = {
 """What the models of Hugging Face call our two kinds of dropout."""
 
 
-def with_dropout(path: str, config: Config) -> Any:
+class Pretrained(nn.Module):
+    """An encoder of Hugging Face with a head, converted to the encoding of a config.
+
+    Its sizes are its own; dropout, the encoding with its options, and the kind of attention are the config's.
+
+    Args:
+        config: What to convert to.
+        path: The folder or the name of the model.
+        head: The name of a class of transformers that loads it, such as "AutoModelForQuestionAnswering".
+        absolute: What becomes of its absolute positions.
+        symbols: Number of tokens of the tokenizer.
+        options: Fields of the model's own config.
+    """
+
+    def __init__(self, config: Config, path: str, head: str, *, absolute: Absolute, symbols: int, **options: Any):
+        super().__init__()
+        if config.per_layer == "gate":
+            raise ValueError("per_layer must be true or false with model='hf', but is 'gate'")
+        self.inner = converted(loaded(path, config, head, options), config, absolute)
+        if symbols > self.inner.config.vocab_size:
+            raise ValueError(
+                f"tokenizer must be the model's, which has {self.inner.config.vocab_size:,} tokens, but it has {symbols:,}"
+            )
+        self.has_sides = getattr(self.inner.config, "type_vocab_size", 1) > 1
+
+    def outputs(self, batch: Batch) -> Any:
+        """Returns what the model says of a batch."""
+        time = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
+        sides = {"token_type_ids": sides_of(batch)} if self.has_sides else {}
+        return self.inner(input_ids=batch["tokens"], attention_mask=(time < batch["lengths"][:, None]).long(), **sides)
+
+
+def loaded(path: str, config: Config, head: str, options: dict[str, Any]) -> Any:
     """Loads a model with the dropout of a config."""
-    from transformers import AutoConfig, AutoModelForQuestionAnswering
+    import transformers
 
     try:
-        own = AutoConfig.from_pretrained(path)
+        own = transformers.AutoConfig.from_pretrained(path, **options)
         for field, names in DROPOUTS.items():
             for name in names:
                 if hasattr(own, name):
                     setattr(own, name, getattr(config, field))
-        return AutoModelForQuestionAnswering.from_pretrained(path, config=own)
+        return getattr(transformers, head).from_pretrained(path, config=own)
     except OSError as error:
         raise ValueError(f"path must be the folder or the name of a Hugging Face model, but is {path!r}: {error}") from error
 

@@ -20,8 +20,8 @@ from torchmetrics.utilities import dim_zero_cat
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.lm import TOKENIZER, write_whole
-from lagwise.tasks.models import encoder_of
-from lagwise.tasks.pretrained import converted, with_dropout
+from lagwise.tasks.models import encoder_of, sides_of
+from lagwise.tasks.pretrained import Pretrained
 from lagwise.tasks.qanet import Averaged, QANet
 from lagwise.tasks.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
 from lagwise.tasks.wordpiece import WORDS, Frame, loaded_tokenizer, tokenizer_files, trained_tokenizer
@@ -428,34 +428,14 @@ class SpanEncoder(nn.Module):
         return self.span(self.encoder(x, lengths=batch["lengths"]))
 
 
-def sides_of(batch: Batch) -> Int[Tensor, "batch time"]:
-    """Returns 0 for the question and 1 for the window, with the special tokens that follow each."""
-    time = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
-    return (time >= batch["first"][:, None]).long()
-
-
-class HuggingFaceSpans(nn.Module):
-    """An encoder of Hugging Face with its head for questions, converted to the encoding of a config.
-
-    Its sizes are its own; dropout, the encoding with its options, and the kind of attention are the config's.
-    """
+class HuggingFaceSpans(Pretrained):
+    """An encoder of Hugging Face with its head for questions."""
 
     def __init__(self, config: Config, path: str, *, absolute: Absolute, symbols: int):
-        super().__init__()
-        if config.per_layer == "gate":
-            raise ValueError("per_layer must be true or false with model='hf', but is 'gate'")
-        self.inner = converted(with_dropout(path, config), config, absolute)
-        if symbols > self.inner.config.vocab_size:
-            raise ValueError(
-                f"tokenizer must be the model's, which has {self.inner.config.vocab_size:,} tokens, but it has {symbols:,}"
-            )
-        self.has_sides = getattr(self.inner.config, "type_vocab_size", 1) > 1
+        super().__init__(config, path, "AutoModelForQuestionAnswering", absolute=absolute, symbols=symbols)
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch time 2"]:
-        time = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
-        sides = {"token_type_ids": sides_of(batch)} if self.has_sides else {}
-        mask = (time < batch["lengths"][:, None]).long()
-        found = self.inner(input_ids=batch["tokens"], attention_mask=mask, **sides)
+        found = self.outputs(batch)
         return torch.stack([found.start_logits, found.end_logits], dim=-1)
 
 

@@ -116,7 +116,7 @@ def trained_tokenizer(texts: Sequence[str], kind: Literal["pieces", "words"], vo
     from tokenizers import Tokenizer
 
     digest = hashlib.sha256(json.dumps([VERSION, kind, vocabulary, texts]).encode()).hexdigest()[:12]
-    path = cache_folder() / "squad" / f"{kind}-{digest}.json"
+    path = cache_folder() / "tokenizers" / f"{kind}-{digest}.json"
     if path.is_file():
         return Tokenizer.from_file(str(path))
     made = trained_words(texts, vocabulary) if kind == "words" else trained_pieces(texts, vocabulary)
