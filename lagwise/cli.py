@@ -8,6 +8,7 @@ except ImportError as error:
 
 from lagwise.bench import commands as bench
 from lagwise.console import console
+from lagwise.lens import commands as lens
 from lagwise.train import commands as train
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     help="Relative positions for attention: compare encodings, train models with them, measure their speed and memory.",
 )
 train.register(app)
+lens.register(app)
 app.add_typer(bench.app, name="bench")
 
 

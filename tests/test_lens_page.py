@@ -1,0 +1,422 @@
+"""The page of the lens: what it holds is what the lens found, it stays small, and a browser shows it."""
+
+import json
+import os
+import re
+import shutil
+from base64 import b64decode
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_report import EVIL, read
+from tokenizers import Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+import lagwise
+import lagwise.hf
+from lagwise import LagTable, Terms, lens
+from lagwise.cli import app
+from lagwise.lens.commands import first_text, load, look_at_pretrained, words_of
+from lagwise.lens.page import HIDDEN, curve_reach, map_size, page, report_part
+from lagwise.tasks.models import Classifier
+from lagwise.train.config import Config
+from lagwise.train.loop import Settings, make_config, make_task, train
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
+
+
+def look(encoding: str = "t5", causal: bool = False, words: int = len(WORDS)) -> list[lens.Call]:
+    """Returns what two layers of two heads did with a text of random vectors; their bias is random too."""
+    stack = lagwise.nn.Decoder if causal else lagwise.nn.Encoder
+    model = stack(16, layers=2, heads=2, encoding=encoding).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    with lens.capture(model) as calls:
+        model(torch.randn(1, words, 16))
+    return calls
+
+
+def made(calls: list[lens.Call], tokens: list[str] = WORDS, **options) -> str:
+    return page(calls, tokens, title="A model", command="lagwise lens", **options)
+
+
+def facts(text: str) -> dict:
+    return json.loads(read(text).scripts[0])
+
+
+def floats(text: str, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(b64decode(text), dtype="<f4").copy()).reshape(*shape)
+
+
+def unpacked(layer: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the context score of a layer, NaN where a key is hidden, and the sums, as the page's script finds them."""
+    heads, size = layer["heads"], layer["shown"]
+    codes = torch.from_numpy(np.frombuffer(b64decode(layer["context"]), dtype="<u2").astype("f8")).reshape(heads, size, size)
+    low, step = (torch.tensor(layer[name], dtype=torch.float64)[:, None, None] for name in ("low", "step"))
+    return torch.where(codes == HIDDEN, torch.nan, low + step * codes), floats(layer["sums"], 3, heads, size)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_page_holds_what_the_lens_found(causal):
+    calls = look(causal=causal)
+    for call, layer in zip(calls, facts(made(calls))["layers"], strict=True):
+        parts, prior = call.parts(), call.prior()
+        context, sums = unpacked(layer)
+        assert (layer["name"], layer["heads"], layer["shown"], layer["causal"]) == (call.layer, 2, len(WORDS), causal)
+        torch.testing.assert_close(floats(layer["curve"], 2, -1), prior.bias)
+        assert layer["first"] == prior.lags[0]
+        posterior = (parts.prior_score[0] + context - sums[2, :, :, None]).exp().nan_to_num().float()
+        torch.testing.assert_close(posterior, parts.posterior[0], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            (context - sums[1, :, :, None]).exp().nan_to_num().float(), parts.likelihood[0], atol=1e-4, rtol=1e-3
+        )
+        torch.testing.assert_close(context.isnan(), ~parts.visible.expand(2, -1, -1))
+        attention = lens.average_attention([parts])
+        torch.testing.assert_close(floats(layer["attention"], 2, -1), attention.mean.float())
+
+
+def test_the_table_of_heads_says_what_the_lens_says():
+    calls = look()
+    rows = [row for row in read(made(calls)).rows if row and re.match(r"\d+\.\d+ ", row[0])]
+    assert [row[0] for row in rows] == [f"{layer}.{head} {calls[layer].layer}" for layer in (0, 1) for head in (0, 1)]
+    prior, parts = calls[1].prior(), calls[1].parts()
+    reached = lens.effective_range(prior.probability, prior.lags)[:, 1].tolist()
+    wanted = [
+        f"{prior.peak[1]:.4f}", f"{prior.peak_lag[1]:+d}", f"{lens.entropy(prior.probability)[1]:.3f}",
+        f"{parts.divergence()[0, 1].mean():.3f}", *(f"±{each}" for each in reached),
+    ]  # fmt: skip
+    assert rows[3][1:] == wanted
+
+
+def test_heads_without_a_bias_show_the_mean_logit_and_say_so():
+    calls = look("rotary")
+    text = made(calls)
+    layer = facts(text)["layers"][0]
+    assert not layer["bias"]
+    assert "2 of 2 layers have no bias" in text
+    logit = lens.expected_logits([calls[0].parts()])["logit"]
+    torch.testing.assert_close(floats(layer["curve"], 2, -1), logit.mean.float())
+
+
+def test_twelve_layers_of_twelve_heads_and_512_tokens_stay_below_5_megabytes():
+    q, bias = torch.randn(1, 12, 512, 4), torch.randn(12, 1023)
+    terms = Terms(bias=LagTable(bias, -511))
+    call = lens.Call(
+        layer="encoder.layer.0.attention", cross=False, q=q, k=q, v=q, terms=terms, scale=0.5, causal=False, key_mask=None,
+        cu_seqlens=None, window=None, query_start=0,
+    )  # fmt: skip
+    text = made([call] * 12, [f"word{number}" for number in range(512)])
+    assert len(text.encode()) < 5_000_000
+    layer = facts(text)["layers"][0]
+    assert (layer["shown"], layer["tokens"], len(floats(layer["curve"], 12, -1)[0])) == (map_size(144), 512, 1023)
+    assert f"Maps show the first {map_size(144)} of 512 tokens" in text
+    context, sums = unpacked(layer)
+    wanted = call.parts().posterior[0, :, :5, :5]
+    bias_score = call.parts().prior_score[0, :, :5, :5]
+    torch.testing.assert_close(
+        (bias_score + context[:, :5, :5] - sums[2, :, :5, None]).exp().float(), wanted, atol=1e-5, rtol=1e-2
+    )
+
+
+def test_more_heads_have_smaller_maps_and_shorter_curves():
+    assert map_size(144) > map_size(576) > 30
+    assert curve_reach(144) >= 511 > curve_reach(576) > 100
+
+
+def test_calls_that_are_left_out_are_counted_and_a_batch_is_refused():
+    calls = look()
+    crossed = [lens.Call(**{**vars(calls[0]), "cross": True}), *calls]
+    assert "are left out: 1 of 3 calls" in made(crossed)
+    with pytest.raises(ValueError, match="calls must have one of self-attention"):
+        made(crossed[:1])
+    doubled = {**vars(calls[0]), **{name: getattr(calls[0], name).expand(2, -1, -1, -1) for name in "qkv"}}
+    with pytest.raises(ValueError, match=r"calls must be of one text, but .* has a batch of 2"):
+        made([lens.Call(**doubled)])
+
+
+def test_nothing_breaks_out_of_its_place():
+    calls = [lens.Call(**{**vars(call), "layer": EVIL}) for call in look()]
+    text = page(calls, [EVIL] * len(WORDS), title=EVIL, command=EVIL, notes=[EVIL], ranges={EVIL: torch.tensor([[3.0]])})
+    found = read(text)
+    assert found.tags.count("script") == 2 and "img" not in found.tags
+    assert not found.addresses
+    assert json.loads(found.scripts[0])["tokens"] == [EVIL] * len(WORDS)
+
+
+def test_ranges_and_ablation_are_there_where_they_are_given():
+    calls = look()
+    order = [lens.PriorHead(("a", "b"), 1, 0.25, -3)]
+    ablation = lens.Ablation(order, [0.5, 0.75])
+    text = made(calls, ranges={"encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]])}, ablation=ablation, metric="accuracy")
+    assert ["encoding, head 0", "2.5", "4.0"] in read(text).rows
+    assert ["encoding, head 1", "no end", "1.0"] in read(text).rows
+    assert facts(text)["ablation"] == {
+        "metric": "accuracy", "values": [0.5, 0.75], "heads": ["head 1 of 2 layers, peak 0.250 at lag -3"]
+    }  # fmt: skip
+    assert "data-ablation>" not in made(calls)
+
+
+def test_what_is_borrowed_from_the_report_must_be_there():
+    with pytest.raises(ValueError, match="the report's template must have 'nothing like that'"):
+        report_part("nothing like that")
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run that took two steps."""
+    folder = tmp_path_factory.mktemp("run")
+    small = {"train": 64, "validation": 20, "test": 20}
+    config: Config = make_config("process-50", encoding="at5", steps=2, task_options=small)
+    train(config, folder, Settings(device="cpu"))
+    return folder
+
+
+def test_the_command_looks_at_a_run(run, tmp_path):
+    out = tmp_path / "page.html"
+    ended = CliRunner().invoke(app, ["lens", str(run), "--ablate", "--device", "cpu", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    found = facts(out.read_text())
+    assert (len(found["layers"]), found["layers"][0]["heads"], len(found["tokens"])) == (1, 4, 50)
+    assert set(found["tokens"]) == {"0", "1"}
+    assert len(found["ablation"]["values"]) == 5 and found["ablation"]["metric"] == "validation accuracy"
+    assert sum("head" in row[0] and len(row) == 3 for row in read(out.read_text()).rows) >= 4
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [(["--text", "a"], "--text must be left out"), (["--example", "20"], "--example must be from 0 to 19")]
+)
+def test_the_command_says_what_a_run_cannot_do(run, more, words):
+    ended = CliRunner().invoke(app, ["lens", str(run), "--device", "cpu", *more])
+    assert ended.exit_code == 1 and words in ended.output
+
+
+def test_a_language_model_reads_a_given_text(tmp_path):
+    config = make_config(
+        "lm", encoding="alibi", steps=1, dim=16, layers=1, heads=2, hidden=16, batch=2, task_options={"length": 32}
+    )
+    train(config, tmp_path / "run", Settings(device="cpu"))
+    out = tmp_path / "page.html"
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path / "run"), "--text", "a cat", "--device", "cpu", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    found = facts(out.read_text())
+    assert found["tokens"] == ["[special]", *"a cat"]
+    assert found["layers"][0]["causal"] and found["layers"][0]["tokens"] == 6
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path / "run"), "--device", "cpu", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    assert len(facts(out.read_text())["tokens"]) == facts(out.read_text())["layers"][0]["tokens"] == 32
+
+
+def test_the_first_text_of_a_group_is_looked_at():
+    call = look(words=4)[0]
+    group = {**vars(call), **{name: torch.cat([getattr(call, name), torch.randn(2, 2, 4, 8)]) for name in "qkv"}}
+    group["key_mask"] = torch.ones(3, 4, dtype=torch.bool)
+    torch.testing.assert_close(first_text(lens.Call(**group)).parts().posterior, call.parts().posterior)
+
+
+def test_tokens_are_named_as_the_model_reads_them():
+    config = make_config("process-50", encoding="t5", dim=16, layers=1, heads=2)
+    task = make_task(config, None)
+    batch = {"tokens": torch.tensor([[1, 0, 1], [0, 0, 0]])}
+    assert words_of(task, task.model(config), batch) == ["1", "0", "1"]
+    assert words_of(task, Classifier(config, symbols=2, classes=2, pooling="first"), batch) == ["[first]", "1", "0", "1"]
+    assert words_of(task, task.model(config), {**batch, "inputs": batch["tokens"]}) == ["0", "1", "2"]
+
+
+def save_tokenizer(folder) -> None:
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+
+
+def test_the_command_looks_at_a_t5(tmp_path):
+    config = transformers.T5Config(
+        vocab_size=16, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, dropout_rate=0.0
+    )
+    transformers.T5Model(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    out = tmp_path / "page.html"
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--text", "the cat sat on a mat", "--tokens", "5", "--out", str(out)])
+    assert ended.exit_code == 0, ended.output
+    text = out.read_text()
+    found = facts(text)
+    assert found["tokens"] == WORDS[:5]
+    assert [layer["name"] for layer in found["layers"]] == [
+        "encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention"
+    ]  # fmt: skip
+    assert [layer["causal"] for layer in found["layers"]] == [False, True]
+    for words in (
+        "has 6 tokens, of which the model reads the first 5",
+        "are left out: 1 of 3 calls",
+        "The decoder reads the same",
+    ):
+        assert words in text
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--ablate"])
+    assert ended.exit_code == 1 and "--ablate must be left out" in ended.output
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--device", "cuda"])
+    assert ended.exit_code == 1 and "--data and --device must be left out" in ended.output
+
+
+def test_the_command_looks_at_a_relative_bert(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16, position_embedding_type="relative_key",
+    )  # fmt: skip
+    table = {"encoder.layer.0.attention.self.distance_embedding.weight": torch.randn(31, 8)}
+    lagwise.hf.restore_relative(transformers.BertModel(config), table).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    found = look_at_pretrained(str(tmp_path), "the cat sat", 512)
+    assert found.tokens == WORDS[:3]
+    assert sorted(found.calls[0].parts().scores) == ["content", "query"]
+    assert not load(str(tmp_path)).training
+
+
+def test_a_folder_without_a_model_is_refused_in_words(tmp_path):
+    ended = CliRunner().invoke(app, ["lens", str(tmp_path)])
+    assert ended.exit_code == 1 and "MODEL_OR_RUN must be a run, or a model with its tokenizer" in ended.output
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("LAGWISE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"needs a browser: one of {', '.join(names)} on PATH, or its path in LAGWISE_CHROMIUM")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Opens a page; errors of its script, and what it asks of a network, make the test fail."""
+    tab = browser.new_page(viewport={"width": 1100, "height": 3000})
+    wrong = []
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("console", lambda message: wrong.append(message.text))
+    tab.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
+
+    def show(text: str):
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        tab.goto(f"file://{tmp_path}/page.html")
+        tab.wait_for_selector("[data-map=finalScore] canvas", state="attached")
+        return tab
+
+    yield show
+    tab.close()
+    assert wrong == []
+
+
+def shown(number: float) -> float:
+    """Returns a number as the page shows it, to compare with."""
+    return pytest.approx(float(number), rel=2e-3, abs=1e-5)
+
+
+def last_number(text: str) -> float:
+    return float(text.split()[-1])
+
+
+def test_a_browser_shows_the_chosen_head(opened):
+    calls = look()
+    tab = opened(made(calls))
+    tab.click('[data-panel="1,1"]')
+    assert (tab.input_value("[data-layer]"), tab.input_value("[data-head]")) == ("1", "1")
+    prior, parts = calls[1].prior(), calls[1].parts()
+    said = tab.inner_text("[data-curve-value]")
+    peak = prior.peak_lag[1]
+    assert said.startswith(f"lag {'+' if peak > 0 else ''}{peak}: prior probability ")
+    assert float(said.split("probability ")[1].split(";")[0]) == shown(prior.peak[1])
+    box = tab.locator("[data-curve] svg").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] * 0.99, box["y"] + box["height"] / 2)
+    assert tab.inner_text("[data-curve-value]").startswith("lag +8: ")
+    tab.focus("[data-curve] svg")
+    tab.keyboard.press("ArrowLeft")
+    said = tab.inner_text("[data-curve-value]")
+    assert said.startswith("lag +7: ")
+    assert float(said.split("nats ")[1].split(";")[0]) == shown(prior.bias[1, -2])
+    tab.click('[data-token="2"]')
+    for kind in ("prior", "likelihood", "posterior"):
+        values = tab.locator(f"[data-over] td[data-kind={kind}]").all_inner_texts()
+        assert [float(value) for value in values] == [shown(x) for x in getattr(parts, kind)[0, 1, 2]]
+    assert tab.get_attribute("[data-over] tbody tr:nth-child(3)", "aria-current") == "true"
+
+
+def test_a_browser_shows_maps_and_lines(opened):
+    calls = look(causal=True)
+    tab = opened(made(calls))
+    tab.select_option("[data-head]", "1")
+    parts = calls[0].parts()
+    arrays = {
+        "posterior": parts.posterior,
+        "priorScore": parts.prior_score,
+        "contextScore": parts.context_score,
+        "finalScore": parts.final_score,
+    }
+    for kind, values in arrays.items():
+        output = "[data-map-value]" if kind == "posterior" else "[data-score-value]"
+        canvas = tab.locator(f"[data-map={kind}] canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        cell = box["width"] / len(WORDS)
+        tab.mouse.move(box["x"] + 3.5 * cell, box["y"] + 6.5 * cell)
+        said = tab.inner_text(output)
+        assert said.startswith("query 6 “and”, key 3 “on”, lag -3: ")
+        assert last_number(said) == shown(values[0, 1, 6, 3])
+        canvas.focus()
+        tab.keyboard.press("ArrowDown")
+        assert last_number(tab.inner_text(output)) == shown(values[0, 1, 7, 3])
+        tab.mouse.move(box["x"] + 6.5 * cell, box["y"] + 3.5 * cell)
+        assert tab.inner_text(output).endswith("not seen")
+    tab.locator("[data-map=posterior] canvas").click(position={"x": 5, "y": 5})
+    assert tab.input_value("[data-query]") == "0"
+    assert tab.locator("[data-lines] line").count() == int((parts.posterior[0, 1] >= 0.03).sum())
+
+
+def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
+    calls = look()
+    ablation = lens.Ablation([lens.PriorHead(("a",), 0, 0.25, -3)], [0.5, 0.75])
+    tab = opened(made(calls, ablation=ablation, metric="accuracy", ranges={"encoding": torch.tensor([[2.5], [4.0]])}))
+    peaks = torch.stack([call.prior().peak for call in calls]).flatten()
+    names = [f"{layer}.{head} {calls[layer].layer}" for layer in (0, 1) for head in (0, 1)]
+    tab.locator("[data-heads] thead button").nth(1).focus()
+    for descending in (False, True):
+        tab.keyboard.press("Enter")
+        order = peaks.argsort(descending=descending).tolist()
+        assert tab.locator("[data-heads] tbody th").all_inner_texts() == [names[place] for place in order]
+    tab.click('[data-choose="1,0"]')
+    assert (tab.input_value("[data-layer]"), tab.input_value("[data-head]")) == ("1", "0")
+    assert tab.locator('[data-panel="1,0"]').get_attribute("aria-pressed") == "true"
+    tab.focus('[data-panel="1,0"]')
+    tab.keyboard.press("ArrowUp")
+    assert tab.input_value("[data-layer]") == "0"
+    tab.focus("[data-ablation] svg")
+    tab.keyboard.press("ArrowRight")
+    assert tab.inner_text("[data-ablation-value]").startswith("1 of 1 heads: accuracy 0.75; last switched on: head 0 of a")
+    assert "2.5" in tab.inner_text("[data-ranges]")
+
+
+def test_a_browser_shows_a_model_without_a_bias_and_a_dark_page(opened):
+    calls = look("rotary")
+    tab = opened(made(calls))
+    logit = lens.expected_logits([calls[0].parts()])["logit"]
+    assert float(tab.inner_text("[data-curve-value]").split("(no bias) ")[1].split(";")[0]) == shown(logit.mean[0].max())
+    # A copy is read, because reading a canvas twice makes the browser complain.
+    brightness = """() => {
+        const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+        copy.drawImage(document.querySelector("[data-map=posterior] canvas"), 0, 0);
+        return copy.getImageData(0, 0, 300, 150).data.reduce((a, b) => a + b);
+    }"""
+    light = tab.evaluate(brightness)
+    tab.emulate_media(color_scheme="dark")
+    tab.wait_for_timeout(100)
+    assert tab.evaluate(brightness) < light
