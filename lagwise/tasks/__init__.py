@@ -7,6 +7,7 @@ from lagwise.tasks.glue import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb, Wnl
 from lagwise.tasks.image import Image
 from lagwise.tasks.listops import ListOps
 from lagwise.tasks.lm import LanguageModel
+from lagwise.tasks.music import Groove, Piano
 from lagwise.tasks.pathfinder import Pathfinder
 from lagwise.tasks.retrieval import Retrieval
 from lagwise.tasks.sentences import Cr, Mpqa, Mr, SstWords, Subj, Trec
@@ -24,6 +25,8 @@ TASKS: dict[str, type[Task]] = {
     "image": Image,
     "pathfinder": Pathfinder,
     "lm": LanguageModel,
+    "piano": Piano,
+    "groove": Groove,
     "squad": Squad,
     "translation": Translate,
     "glue/cola": Cola,

@@ -1,0 +1,648 @@
+"""Music as tokens: pop piano and drum grooves, of which models tell the next token and go on from a prompt."""
+
+import csv
+import io
+import json
+import re
+import warnings
+import zipfile
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from lagwise.encodings.base import require_sizes
+from lagwise.tasks.base import SPLITS, Batch, Examples, Facts, Sampling, Split, Task
+from lagwise.tasks.files import fixed_order
+from lagwise.tasks.lm import Perplexity, Rows, position_losses, token_losses
+from lagwise.tasks.midi import (
+    Grammar,
+    Notation,
+    Remi,
+    StoredRemi,
+    draw_roll,
+    music_package,
+    note_density,
+    notes_of,
+    pitch_class_entropy,
+    pitch_classes,
+    read_midi,
+    style_similarity,
+    write_audio,
+)
+from lagwise.tasks.models import CausalModel, generate
+from lagwise.train.config import Config
+
+if TYPE_CHECKING:
+    from symusic.core import ScoreTick as Score
+
+BIN = 128
+"""Positions of a bin of the loss, as in the paper."""
+
+PROMPT = re.compile(r"(train|validation|test):(\d+)(?::(\d+))?")
+PROMPT_BARS = 2
+
+ARRAYS: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
+"""What the file of stored pieces calls the splits."""
+
+FOLDERS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
+"""Names of folders that say which split their files belong to."""
+
+
+@dataclass(frozen=True)
+class MusicOptions:
+    """What can be chosen of pieces of music.
+
+    Args:
+        length: Tokens that are predicted in one training example.
+        transpose: Training pieces are also played up to so many semitones higher and lower; 0 for as they are.
+    """
+
+    length: int = 256
+    transpose: int = 0
+
+    def __post_init__(self) -> None:
+        require_sizes(length=self.length)
+        if not isinstance(self.transpose, int) or self.transpose < 0:
+            raise ValueError(f"transpose must be a whole number of semitones of at least 0, but is {self.transpose!r}")
+
+
+@dataclass(frozen=True)
+class GrooveOptions(MusicOptions):
+    """What can be chosen of grooves.
+
+    Args:
+        accompaniment: All instruments with the drums, each note with its program; otherwise drums alone.
+        fills: Take short fills too, not beats alone; of the Groove MIDI Dataset.
+    """
+
+    accompaniment: bool = False
+    fills: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.transpose and not self.accompaniment:
+            raise ValueError(f"transpose must be 0 for drums, which have no pitch, but is {self.transpose}")
+
+
+class Piece(NamedTuple):
+    """A piece of music as tokens, with its end."""
+
+    name: str
+    tokens: Int[np.ndarray, " tokens"]
+
+
+class Pieces(Examples):
+    """Stretches of pieces. Those of one length make rows [batch, time]; others are packed, one behind the other [1, time].
+
+    A batch has `tokens`, `targets` (one token further) and `positions`, and `cu_seqlens` where it is packed.
+    """
+
+    def __init__(
+        self, pieces: Sequence[Piece], stretches: Int[Tensor, "stretches 3"], shifts: Int[Tensor, "shifts symbols"], length: int
+    ):  # fmt: skip
+        self.stream = torch.from_numpy(np.concatenate([piece.tokens for piece in pieces]).astype(np.int32))
+        self.stretches, self.shifts, self.length = stretches, shifts, length
+
+    def __len__(self) -> int:
+        return len(self.stretches)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        chosen = self.stretches[torch.as_tensor(indices)].tolist()
+        rows = [self.shifts[shift][self.stream[start : start + size + 1]] for start, size, shift in chosen]
+        sizes = [size for _, size, _ in chosen]
+        packed = len(set(sizes)) > 1
+        join: Callable[[list[Tensor]], Tensor] = (lambda parts: torch.cat(parts)[None]) if packed else torch.stack
+        found = {
+            "tokens": join([row[:-1] for row in rows]),
+            "targets": join([row[1:] for row in rows]),
+            "positions": join([torch.arange(size) for size in sizes]),
+        }
+        return {**found, "cu_seqlens": torch.tensor([0, *sizes]).cumsum(0)} if packed else found
+
+
+def stretches_of(bars: Int[np.ndarray, " bars"], size: int, length: int) -> list[tuple[int, int]]:
+    """Returns where the training stretches of a piece of `size` tokens begin, and how many tokens are predicted in each.
+
+    Each begins with a bar where the one before it ended; the last one ends with the piece and is as long as the others.
+
+    >>> stretches_of(np.array([0, 4, 9]), 13, 6)
+    [(0, 6), (4, 6), (6, 6)]
+    """
+    last, found = max(0, size - 1 - length), []
+    start = 0
+    while start < last:
+        found.append((start, length))
+        bar = int(bars[np.searchsorted(bars, start + length, side="right") - 1])
+        start = bar if bar > start else start + length
+    return [*found, (last, size - 1 - last)]
+
+
+class MeanLoss(Perplexity):
+    """The mean loss of a token in nats."""
+
+    def compute(self) -> Tensor:
+        return self.nats / self.count
+
+
+class Music(Task):
+    """Pieces of music as REMI tokens, whose next one is asked for."""
+
+    Options: ClassVar[type] = MusicOptions
+    options: MusicOptions
+    sines: ClassVar[int]
+    """Sinusoids of the paper's encodings."""
+
+    def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
+        super().__init__(data, seed=seed, **options)
+        self._pieces: dict[Split, list[Piece]] = {}
+
+    @cached_property
+    def notation(self) -> Notation:
+        """The tokens and what is to know of them."""
+        return self.find_notation()
+
+    @abstractmethod
+    def find_notation(self) -> Notation:
+        """Returns the tokens of the data."""
+
+    @abstractmethod
+    def read_pieces(self, split: Split) -> list[Piece]:
+        """Returns the pieces of a split of the data."""
+
+    def pieces(self, split: Split) -> list[Piece]:
+        """Returns the pieces of a split, which are read once."""
+        if split not in self._pieces:
+            self._pieces[split] = self.read_pieces(split)
+            if not self._pieces[split]:
+                raise ValueError(f"data must have pieces for all splits, but {self.data} leaves none for {split}")
+        return self._pieces[split]
+
+    def piece(self, name: str, score: "Score") -> Piece:
+        """Returns a score as tokens with an end."""
+        tokens = self.notation.tokens(score)
+        if not any(self.notation.kinds[token] in ("Pitch", "PitchDrum") for token in tokens):
+            raise ValueError(f"{name} must have notes for this task, but has none")
+        return Piece(name, np.array([*tokens, self.notation.end]))
+
+    def examples(self, split: Split, length: int | None = None) -> Pieces:
+        """Returns stretches of the training pieces in all keys, and the beginnings of the others, as far as they go."""
+        pieces, own = self.pieces(split), self.options.length
+        length = own if length is None else length
+        require_sizes(length=length)
+        longest = max(len(piece.tokens) for piece in pieces) - 1
+        if length > own and longest <= own:
+            raise ValueError(
+                f"length must not be more than the training's {own}, since the longest {split} piece has {longest} tokens to "
+                f"predict, but is {length}"
+            )
+        most = self.options.transpose if split == "train" else 0
+        shifts = torch.stack([self.notation.transposed(shift) for shift in range(-most, most + 1)])
+        found: list[tuple[int, int, int]] = []
+        begin = 0
+        for piece in pieces:
+            size = len(piece.tokens)
+            keys = (shifts[:, np.unique(piece.tokens)] >= 0).all(1).nonzero()[:, 0].tolist()
+            bars = np.flatnonzero(piece.tokens == self.notation.bar)
+            places = stretches_of(bars, size, length) if split == "train" else [(0, min(length, size - 1))]
+            found += [(begin + start, count, key) for key in keys for start, count in places]
+            begin += size
+        return Pieces(pieces, torch.tensor(found), shifts, min(length, longest))
+
+    def model(self, config: Config) -> CausalModel:
+        return CausalModel(config, symbols=len(self.notation.words))
+
+    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        losses = token_losses(outputs, batch)
+        return losses.sum(), losses.new_tensor(losses.numel())
+
+    def metrics(self) -> dict[str, Metric]:
+        return {"nll": MeanLoss(), "perplexity": Perplexity()}
+
+    def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns the loss of each token in nats, and its position."""
+        return token_losses(outputs, batch), batch["positions"].flatten()
+
+    def curves(self, model: nn.Module, split: Split, length: int | None, *, batch: int, limit: int | None) -> dict[str, Any]:
+        """Returns the mean loss in bins of 128 positions (the first one, nats, tokens), within and beyond the training length."""
+        # Of the rows of a text no more is used than their length, and what batches have, which these have too.
+        examples = cast(Rows, self.examples(split, length))
+        found = np.array(position_losses(model, examples, examples.length, batch=batch, limit=limit))
+        first, nats, count = found[:, 0].astype(int), found[:, 1] * found[:, 2], found[:, 2]
+        starts = range(0, int(first.max()) + 1, BIN)
+        bins = [(start, (first >= start) & (first < start + BIN)) for start in starts]
+        shares = {"loss_within": first < self.options.length, "loss_beyond": first >= self.options.length}
+        return {
+            "loss_by_position": [[start, nats[own].sum() / count[own].sum(), int(count[own].sum())] for start, own in bins],
+            **{name: nats[own].sum() / count[own].sum() for name, own in shares.items() if own.any()},
+        }
+
+    def generate(self, model: nn.Module, prompt: str | None, sampling: Sampling, out: Path) -> list[Path]:
+        """Writes pieces that go on from a prompt: MIDI, a picture, numbers, and sound where there is a synthesiser.
+
+        Args:
+            model: In evaluation mode.
+            prompt: A MIDI file, the first bars of a piece such as `test:0` (two) or `test:0:4` (four), or none.
+            sampling: How many, how long, and how they are drawn; tokens that cannot come next are never drawn.
+            out: A folder.
+        """
+        assert isinstance(model, CausalModel)
+        given, reference = self.prompt(prompt)
+        device = next(model.parameters()).device
+        prompts = torch.tensor([given] * sampling.count, device=device)
+        grammar = Grammar(self.notation, sampling.count, device)
+        found = generate(model, prompts, sampling, allowed=grammar, end=self.notation.end)
+        out.mkdir(parents=True, exist_ok=True)
+        start = 0.0 if len(given) == 1 else self.beats(given)
+        paths = []
+        for number, row in enumerate(found.tokens.tolist()):
+            size = row.index(self.notation.end) + 1 if self.notation.end in row else len(row)
+            nats = -found.log_probabilities[number, : size - len(given)]
+            facts = {"prompt": prompt, "prompt_tokens": len(given), "tokens": size, "nll": float(nats.mean())}
+            score = self.notation.score(row[:size])
+            paths += self.write_piece(score, out / f"piece-{number}", start=start, reference=reference, facts=facts)
+        return paths
+
+    def write_piece(
+        self, score: "Score", stem: Path, *, start: float, reference: "Score | None", facts: dict[str, Any]
+    ) -> list[Path]:  # fmt: skip
+        """Writes all files of a piece and returns them."""
+        midi, picture, sound, numbers = (stem.with_suffix(ending) for ending in (".mid", ".png", ".wav", ".json"))
+        score.dump_midi(midi)
+        draw_roll(score, picture, prompt=start, title=stem.name)
+        silent = write_audio(midi, sound)
+        if silent:
+            warnings.warn(silent, stacklevel=2)
+        notes = notes_of(score)
+        facts = {
+            **facts,
+            "notes": len(notes.onsets),
+            "notes_per_beat": note_density(notes),
+            "pitch_classes": int((pitch_classes(notes) > 0).sum()),
+            "pitch_class_entropy": pitch_class_entropy(notes),
+            "style_by_quarter": {} if reference is None else style_similarity(score, reference, start=start),
+            "sound": silent or sound.name,
+        }
+        numbers.write_text(json.dumps(facts, indent=2) + "\n")
+        return [midi, picture, numbers] if silent else [midi, picture, sound, numbers]
+
+    def prompt(self, prompt: str | None) -> tuple[list[int], "Score | None"]:
+        """Returns the tokens to go on from, and the piece whose style they have."""
+        if prompt is None or prompt == "none":
+            return [self.notation.bar], None
+        named = PROMPT.fullmatch(prompt)
+        if named is None:
+            path = Path(prompt)
+            if not path.is_file():
+                raise ValueError(f"prompt must be a MIDI file, a piece such as test:0, or none, but is {prompt!r}")
+            score = read_midi(path.read_bytes(), prompt)
+            return self.piece(prompt, score).tokens[:-1].tolist(), score
+        split, number, bars = cast(Split, named[1]), int(named[2]), int(named[3] or PROMPT_BARS)
+        pieces = self.pieces(split)
+        if number >= len(pieces) or bars < 1:
+            raise ValueError(f"prompt must be {split}:0 to {split}:{len(pieces) - 1}, with a bar at least, but is {prompt!r}")
+        tokens = pieces[number].tokens[:-1].tolist()
+        return self.notation.bars(tokens, bars), self.notation.score(tokens)
+
+    def beats(self, tokens: Sequence[int]) -> float:
+        """Returns where a prompt ends: after the onset of its last note."""
+        return float(np.nextafter(notes_of(self.notation.score(tokens)).onsets.max(initial=0.0), np.inf))
+
+    def encoding_options(self, encoding: str) -> dict[str, Any]:
+        stochastic = {"realizations": REALIZATIONS}
+        own = {
+            "sine-spe": {"sines": self.sines, **stochastic},
+            "conv-spe": {"kernel_size": KERNEL_SIZE, **stochastic},
+            "learned": {"length": self.options.length},
+        }
+        return own.get(encoding, {})
+
+
+REALIZATIONS, KERNEL_SIZE = 64, 128
+
+SIZES: dict[str, Any] = {
+    "layers": 24, "heads": 8, "dim": 512, "hidden": 2048, "dropout": 0.1, "clip": 0.5, "schedule": "cosine",
+    "attention": "linear", "feature_map": "favor", "features": 128,
+}  # fmt: skip
+"""What the paper's models of piano and of grooves have in common. Their cosine ends a little above 0, and ours at 0; their
+embeddings begin smaller."""
+
+
+def presets(*, sines: int, ungated: bool, absolute: dict[str, Any], **fields: Any) -> dict[str, dict[str, Any]]:
+    """Returns the paper's models: absolute positions, sines and convolutions, which all layers share, with a gate for each.
+
+    Args:
+        sines: Number of sinusoids.
+        ungated: Add the models without gates.
+        absolute: Fields of the model with absolute positions that differ.
+        fields: Fields of all models.
+
+    >>> list(presets(sines=5, ungated=True, absolute={}))
+    ['performer-ape', 'performer-sine', 'performer-conv', 'performer-sine-ungated', 'performer-conv-ungated']
+    """
+    common = {**SIZES, **fields}
+    found = {"performer-ape": {**common, "encoding": "sinusoidal", **absolute}}
+    encodings = {
+        "sine": ("sine-spe", {"sines": sines, "realizations": REALIZATIONS}),
+        "conv": ("conv-spe", {"kernel_size": KERNEL_SIZE, "realizations": REALIZATIONS}),
+    }
+    for gated in (True, False) if ungated else (True,):
+        for name, (encoding, options) in encodings.items():
+            own = {"encoding": encoding, "encoding_options": {**options, "gated": gated}, "per_layer": "gate" if gated else False}
+            found[f"performer-{name}{'' if gated else '-ungated'}"] = {**common, **own}
+    return found
+
+
+PIANO_EPOCH, GROOVE_EPOCH = 393, 552
+"""Steps in which the paper's training sees as many examples as there are pieces: 1,572 by batches of 4, 5,522 by 10."""
+
+LAPTOP = {
+    "dim": 128, "layers": 4, "heads": 4, "batch": 8, "steps": 300, "warmup": 30, "rate": 1e-3, "evaluate_examples": 100,
+}  # fmt: skip
+
+
+class Piano(Music):
+    """Pop piano, as stored tokens or MIDI files."""
+
+    sines = 5
+    facts: ClassVar[Facts] = Facts(
+        words="the next token of a piece for piano in REMI tokens: bars, positions, chords, tempos and notes",
+        metric="nll",
+        source="AILabs1k7 pop piano (Hsiao et al. 2021) as stored tokens, or any MIDI files, tokenised by miditok",
+        size="1,572 / 87 / 88 pieces as in Liutkus et al. 2021; 80 / 10 / 10 % of MIDI files without folders for the splits",
+        licence="none stated for AILabs1k7; the sample is generated",
+        published="Liutkus et al. 2021 show the loss against the position as a figure; its numbers were not found",
+        files="one .npz of tokens, offsets, split and vocab; or .mid files, in folders or in one .zip",
+    )
+    defaults: ClassVar[dict[str, Any]] = LAPTOP
+    # How far the paper transposes is not known. It draws features anew with probability 0.05 at each step.
+    presets: ClassVar[dict[str, dict[str, Any]]] = presets(
+        sines=sines, ungated=True, absolute={"rate": 1e-4, "steps": 160 * PIANO_EPOCH},
+        task_options={"length": 2048, "transpose": 6}, batch=4, rate=2e-4, warmup=200, steps=140 * PIANO_EPOCH, redraw=20,
+    )  # fmt: skip
+
+    @cached_property
+    def stored(self) -> tuple[list[str], dict[Split, list[Piece]]] | None:
+        """The words of stored tokens and the pieces of each split, or None for MIDI files."""
+        path = None if self.data is None else stored_file(Path(self.data))
+        return None if path is None else read_stored(path)
+
+    def find_notation(self) -> Notation:
+        if self.stored is not None:
+            return StoredRemi(self.stored[0])
+        # As in the stored pieces: sixteen positions in a bar, durations to its length.
+        config = music_package("miditok").TokenizerConfig(
+            pitch_range=(21, 109), beat_res={(0, 4): 4}, num_velocities=32, special_tokens=["PAD", "EOS"],
+            use_pitchdrum_tokens=False, use_chords=True, chord_tokens_with_root_note=True, use_tempos=True, num_tempos=65,
+            tempo_range=(32, 224), use_time_signatures=False,
+        )  # fmt: skip
+        return Remi(config, drums=False)
+
+    def read_pieces(self, split: Split) -> list[Piece]:
+        if self.stored is not None:
+            return self.stored[1][split]
+        if self.data is not None:
+            files = midi_files(Path(self.data))
+            return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
+        return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, sample_piano))]
+
+
+class Groove(Music):
+    """Drums, alone or with accompaniment, as MIDI files."""
+
+    sines = 8
+    facts: ClassVar[Facts] = Facts(
+        words="the next token of drums, or of drums with accompaniment, in REMI tokens; goes on from two bars",
+        metric="nll",
+        source="the Groove MIDI Dataset (Gillick et al. 2019), in place of Groove2Groove's accompaniments, or any MIDI files",
+        size="897 / 124 / 129 recordings; 80 / 10 / 10 % of MIDI files without info.csv or folders for the splits",
+        licence="CC BY 4.0; the sample is generated",
+        published="Liutkus et al. 2021 on Groove2Groove, medians read from a figure, 1st to 4th quarter: time-pitch APE .59 .41 "
+        ".31 .28, sine .56 .59 .56 .38, conv .59 .57 .56 .43; onset-duration APE .35 .29 .25 .08, sine .37 .43 .36 .27, conv "
+        ".43 .41 .38 .35. Not comparable with drums alone",
+        files="info.csv with the .mid files that it names, in a folder or one .zip; or any .mid files",
+    )
+    defaults: ClassVar[dict[str, Any]] = LAPTOP
+    presets: ClassVar[dict[str, dict[str, Any]]] = presets(
+        sines=sines, ungated=False, absolute={}, task_options={"length": 512}, batch=10, rate=4e-4, warmup=1000,
+        steps=24 * GROOVE_EPOCH, redraw=40,
+    )  # fmt: skip
+    Options: ClassVar[type] = GrooveOptions
+    options: GrooveOptions
+
+    def find_notation(self) -> Notation:
+        both = self.options.accompaniment
+        # Twelve positions in a beat, as in the paper. How long a drum is written says nothing.
+        config = music_package("miditok").TokenizerConfig(
+            pitch_range=(21, 109), beat_res={(0, 4): 12}, num_velocities=16, special_tokens=["PAD", "EOS"],
+            use_programs=both, use_pitchdrum_tokens=both, use_note_duration_programs=list(range(-1, 128)) if both else [],
+            use_tempos=True, num_tempos=32, tempo_range=(40, 300), use_time_signatures=True,
+            time_signature_range={8: [3, 5, 6, 7, 9, 12], 4: [1, 2, 3, 4, 5, 6, 7]},
+        )  # fmt: skip
+        return Remi(config, drums=None if both else True)
+
+    def read_pieces(self, split: Split) -> list[Piece]:
+        if self.data is None:
+            make = sample_band if self.options.accompaniment else sample_drums
+            return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, make))]
+        files = midi_files(Path(self.data))
+        table = next((name for name in files if name.rsplit("/", 1)[-1] == TABLE), None)
+        if table is None:
+            return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
+        names = listed(files, table, split, fills=self.options.fills)
+        return [self.piece(name, read_midi(files[name](), name)) for name in names]
+
+
+TABLE = "info.csv"
+COLUMNS = ("midi_filename", "split", "beat_type")
+
+Reader = Callable[[], bytes]
+
+
+def midi_files(folder: Path) -> dict[str, Reader]:
+    """Returns how each MIDI file and table of a folder, or of the one .zip file in it, is read, by name in the order of names."""
+    endings = (".mid", ".midi")
+
+    def wanted(name: str) -> bool:
+        return name.lower().endswith(endings) or name.rsplit("/", 1)[-1] == TABLE
+
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found: dict[str, Reader] = {name: path.read_bytes for name, path in paths.items() if wanted(name)}
+    zips = [path for name, path in paths.items() if name.endswith(".zip")]
+    if not any(name.lower().endswith(endings) for name in found) and len(zips) == 1:
+        try:
+            with zipfile.ZipFile(zips[0]) as archive:
+                content = {name: archive.read(name) for name in sorted(archive.namelist()) if wanted(name)}
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"{zips[0]} must be a zip file, but cannot be read: {error}") from error
+        found = {name: (lambda own=own: own) for name, own in content.items()}
+    if not any(name.lower().endswith(endings) for name in found):
+        raise ValueError(f"data must be a folder with .mid files or with one .zip of them, but {folder} has none")
+    return found
+
+
+def shares(files: dict[str, Reader]) -> dict[Split, list[str]]:
+    """Returns the files of each split: by the folders that are named after them, or 80, 10 and 10 % in one fixed order."""
+    names = [name for name in files if name.rsplit("/", 1)[-1] != TABLE]
+    found: dict[Split, list[str]] = {split: [] for split in SPLITS}
+    named = {name: [FOLDERS[part] for part in name.split("/")[:-1] if part in FOLDERS] for name in names}
+    if all(named.values()):
+        for name, splits in named.items():
+            found[cast(Split, splits[0])].append(name)
+        return found
+    mixed = [names[place] for place in fixed_order(len(names))]
+    tenth = max(1, len(names) // 10)
+    return {"train": mixed[2 * tenth :], "validation": mixed[:tenth], "test": mixed[tenth : 2 * tenth]}
+
+
+def listed(files: dict[str, Reader], table: str, split: Split, *, fills: bool) -> list[str]:
+    """Returns the files that the table of the Groove MIDI Dataset gives to a split."""
+    rows = csv.DictReader(io.StringIO(files[table]().decode("utf-8", errors="replace"), newline=""))
+    missing = [column for column in COLUMNS if column not in (rows.fieldnames or [])]
+    if missing:
+        raise ValueError(f"{table}, line 1: has no column {missing[0]}, but expected are {', '.join(COLUMNS)} and others")
+    base = table.removesuffix(TABLE)
+    found = []
+    for row in rows:
+        place = f"{table}, line {rows.line_num}"
+        if row["split"] not in SPLITS:
+            raise ValueError(f"{place}: the split is {row['split']!r}, but expected is one of {', '.join(SPLITS)}")
+        name = f"{base}{row['midi_filename']}"
+        if name not in files:
+            raise ValueError(f"{place}: names {row['midi_filename']}, which is missing, but expected is a .mid file")
+        if row["split"] == split and (fills or row["beat_type"] != "fill"):
+            found.append(name)
+    return found
+
+
+def stored_file(folder: Path) -> Path | None:
+    """Returns the one file of stored pieces in a folder, or None."""
+    found = sorted(folder.glob("*.npz"))
+    if len(found) > 1:
+        raise ValueError(f"data must be a folder with one .npz file, but {folder} has {len(found)}")
+    return found[0] if found else None
+
+
+def read_stored(path: Path) -> tuple[list[str], dict[Split, list[Piece]]]:
+    """Returns the words of stored pieces, and the pieces of each split."""
+    wanted = ("tokens", "offsets", "split", "vocab")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            missing = [name for name in wanted if name not in arrays.files]
+            if missing:
+                raise ValueError(f"{path} must have the arrays {', '.join(wanted)}, but has no {', '.join(missing)}")
+            tokens, offsets, split, vocabulary = (arrays[name] for name in wanted)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} must be a file of arrays, but cannot be read: {error}") from error
+    words = [str(word) for word in vocabulary]
+    lost = [word for word in ("Bar_None", "EOS_None") if word not in words]
+    if lost:
+        raise ValueError(f"{path} must have the words Bar_None and EOS_None, but has no {lost[0]}")
+    if len(offsets) != len(split) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 2).any():
+        raise ValueError(
+            f"{path} must have rising offsets from 0 to the {len(tokens)} tokens, one more than the {len(split)} pieces, but has "
+            f"{len(offsets)}, or a piece of less than two tokens"
+        )
+    if len(tokens) and int(tokens.max()) >= len(words):
+        raise ValueError(f"{path} must have tokens below its {len(words)} words, but has {int(tokens.max())}")
+    strange = set(split.tolist()) - set(ARRAYS.values())
+    if strange:
+        raise ValueError(f"{path} must have splits of {', '.join(ARRAYS.values())}, but has {', '.join(sorted(strange))}")
+    found = [Piece(f"{path.name}:{number}", tokens[start:stop]) for number, (start, stop) in enumerate(pairwise(offsets))]
+    return words, {name: [found[n] for n in np.flatnonzero(split == own)] for name, own in ARRAYS.items()}
+
+
+SAMPLE_SIZES: dict[Split, int] = {"train": 24, "validation": 4, "test": 4}
+SAMPLE_BARS = 16
+BEAT = 480
+SCALE = (0, 2, 4, 5, 7, 9, 11)
+PROGRESSIONS = ((0, 4, 5, 3), (0, 5, 3, 4), (5, 3, 0, 4), (0, 3, 1, 4))
+"""Degrees of a scale that chords stand on, one for each bar."""
+
+KICK, SNARE, HAT, CRASH = 36, 38, 42, 49
+KICKS = ((0, 8), (0, 6, 8), (0, 3, 8, 11), (0, 8, 10))
+"""Sixteenths of a bar at which the bass drum is played."""
+
+
+def sample(split: Split, make: Callable[["Score", torch.Generator], None]) -> list["Score"]:
+    """Returns made-up pieces of a split: always the same, and no two splits have one in common."""
+    symusic = music_package("symusic")
+    draws = torch.Generator().manual_seed(SPLITS.index(split))
+    found = []
+    for _ in range(SAMPLE_SIZES[split]):
+        score = symusic.Score(BEAT)
+        score.time_signatures.append(symusic.TimeSignature(0, 4, 4))
+        score.tempos.append(symusic.Tempo(0, float(80 + 10 * drawn(7, draws))))
+        make(score, draws)
+        found.append(score)
+    return found
+
+
+def drawn(count: int, draws: torch.Generator) -> int:
+    """Returns a number from 0 to before `count`."""
+    return int(torch.randint(count, (), generator=draws))
+
+
+def pitch_on(key: int, degree: int) -> int:
+    """Returns the pitch of a degree of a major scale, which goes on over octaves.
+
+    >>> [pitch_on(60, degree) for degree in (0, 2, 7)]
+    [60, 64, 72]
+    """
+    return key + 12 * (degree // len(SCALE)) + SCALE[degree % len(SCALE)]
+
+
+def add_track(score: "Score", notes: Sequence[tuple[float, float, int, int]], *, program: int = 0, drums: bool = False) -> None:
+    """Adds a track of notes: onset and duration in beats, pitch and velocity."""
+    symusic = music_package("symusic")
+    track = symusic.Track("drums" if drums else "", program, drums)
+    for onset, duration, pitch, velocity in sorted(notes):
+        track.notes.append(symusic.Note(round(onset * BEAT), round(duration * BEAT), pitch, velocity))
+    score.tracks.append(track)
+
+
+def sample_piano(score: "Score", draws: torch.Generator) -> None:
+    """Adds chords in the left hand and arpeggios or scales in the right, over one of some progressions in any key."""
+    key, chords, pattern = 48 + drawn(12, draws), PROGRESSIONS[drawn(len(PROGRESSIONS), draws)], drawn(3, draws)
+    notes = []
+    for bar in range(SAMPLE_BARS):
+        degree = chords[bar % len(chords)]
+        notes += [(4.0 * bar, 4.0, pitch_on(key, degree + third), 60) for third in (0, 2, 4)]
+        first = 7 + degree + 2 * drawn(2, draws)
+        steps = ((0, 2, 4, 7, 4, 2, 4, 2), (0, 1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1, 0))[pattern]
+        notes += [(4.0 * bar + 0.5 * number, 0.5, pitch_on(key, first + step), 80) for number, step in enumerate(steps)]
+    add_track(score, notes)
+
+
+def sample_drums(score: "Score", draws: torch.Generator) -> None:
+    """Adds bass drum, snare drum, also softly between the beats, and cymbals, with a fill in every fourth bar."""
+    kicks, hats = KICKS[drawn(len(KICKS), draws)], 2 + 2 * drawn(2, draws)
+    soft = [2 * drawn(8, draws) + 1 for _ in range(3)]
+    notes = [(0.0, 0.25, CRASH, 100)]
+    for bar in range(SAMPLE_BARS):
+        hits = [(place, KICK, 100) for place in kicks] + [(place, HAT, 70) for place in range(0, 16, hats)]
+        fill = range(12, 16) if bar % 4 == 3 else (12,)
+        hits += [(place, SNARE, 90) for place in (4, *fill)]
+        hits += [(place, SNARE, 40) for place in sorted({*soft} - {*fill})]
+        notes += [(4.0 * bar + place / 4, 0.25, pitch, velocity) for place, pitch, velocity in hits]
+    add_track(score, notes, drums=True)
+
+
+def sample_band(score: "Score", draws: torch.Generator) -> None:
+    """Adds drums, a bass and chords on another instrument."""
+    sample_drums(score, draws)
+    key, chords = 36 + drawn(12, draws), PROGRESSIONS[drawn(len(PROGRESSIONS), draws)]
+    degrees = [chords[bar % len(chords)] for bar in range(SAMPLE_BARS)]
+    bass = [(4.0 * bar + beat, 1.0, pitch_on(key, degree), 90) for bar, degree in enumerate(degrees) for beat in range(4)]
+    add_track(score, bass, program=33)
+    harmony = [(4.0 * bar, 4.0, pitch_on(key + 12, each + third), 70) for bar, each in enumerate(degrees) for third in (0, 2, 4)]
+    add_track(score, harmony, program=48)
