@@ -333,3 +333,11 @@ def test_evaluation_uses_the_data_of_the_training(tmp_path):
     (tmp_path / "gone").mkdir()
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu"])
     assert done.exit_code == 0, done.output
+
+
+def test_what_is_not_installed_is_said_in_words(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith(("lagwise.train.", "lagwise.tasks"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    done = CliRunner().invoke(app, ["tasks"])
+    assert done.exit_code == 1 and "this needs torchmetrics: pip install 'lagwise[train]'" in done.output

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from lagwise.console import console
+from lagwise.train.commands import changes_of, in_words, settings_of
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +202,7 @@ def hf(
 
 
 @app.command("loop")
+@in_words()
 def loop(
     task: Annotated[str, typer.Argument(help="What is trained on; `lagwise tasks` lists them.")],
     fields: Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help="Fields of `lagwise train`.")] = None,
@@ -218,22 +220,17 @@ def loop(
 
         lagwise bench loop lm --data DIR dim=768 layers=12 heads=12 task.length=512 batch=32 precision=bf16
     """
-    from lagwise.train.commands import changes_of, in_words, settings_of
+    from lagwise.bench import loop as bench
+    from lagwise.bench.records import save
+    from lagwise.train.loop import make_config
 
-    with in_words():
-        from lagwise.bench import loop as bench
-        from lagwise.bench.records import save
-        from lagwise.train.loop import make_config
-
-        record = bench.run(
-            make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, workers=workers), steps=steps
-        )
-        path = out / f"loop-{chosen_device(device).type}-{record['date']}.jsonl"
-        save([record], path)
-        console.print(
-            f"{record['loop_ms']:.2f} ms a step, {record['fixed_ms']:.2f} ms on a fixed batch: share {record['share']:.3f}"
-        )
-        console.print(f"saved to {path}")
+    record = bench.run(
+        make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, workers=workers), steps=steps
+    )
+    path = out / f"loop-{chosen_device(device).type}-{record['date']}.jsonl"
+    save([record], path)
+    console.print(f"{record['loop_ms']:.2f} ms a step, {record['fixed_ms']:.2f} ms on a fixed batch: share {record['share']:.3f}")
+    console.print(f"saved to {path}")
 
 
 @app.command("plot")

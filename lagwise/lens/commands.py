@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(lens)
 
 
+@in_words()
 def lens(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="The folder of a run, or a Hugging Face model.")],
     text: Annotated[str | None, typer.Option(help="What the model reads; of runs, only those of language modelling do.")] = None,
@@ -64,27 +65,26 @@ def lens(
     from lagwise.lens.page import page
     from lagwise.train.store import ENVIRONMENT
 
-    with in_words():
-        if (Path(model) / ENVIRONMENT).is_file():
-            look = look_at_run(Path(model), text, example, data, device, ablate)
-        elif ablate:
-            raise ValueError("--ablate must be left out for a Hugging Face model, which comes without a metric: call lens.ablate")
-        elif data is not None or device not in ("auto", "cpu"):
-            raise ValueError("--data and --device must be left out for a Hugging Face model: it reads --text, on the CPU")
-        else:
-            look = look_at_pretrained(model, TEXT if text is None else text, tokens)
-        title = f"The lens on {look.name}"
-        command = shlex.join(["lagwise", *sys.argv[1:]])
-        ranges = ranges_of(look.model)
-        made = page(
-            look.calls, look.tokens, title=title, command=command, notes=look.notes, ranges=ranges, ablation=look.ablation,
-            metric=look.metric,
-        )  # fmt: skip
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(made, encoding="utf-8")
-        for note in look.notes:
-            console.print(note, markup=False)
-        console.print(f"written to {out}")
+    if (Path(model) / ENVIRONMENT).is_file():
+        look = look_at_run(Path(model), text, example, data, device, ablate)
+    elif ablate:
+        raise ValueError("--ablate must be left out for a Hugging Face model, which comes without a metric: call lens.ablate")
+    elif data is not None or device not in ("auto", "cpu"):
+        raise ValueError("--data and --device must be left out for a Hugging Face model: it reads --text, on the CPU")
+    else:
+        look = look_at_pretrained(model, TEXT if text is None else text, tokens)
+    title = f"The lens on {look.name}"
+    command = shlex.join(["lagwise", *sys.argv[1:]])
+    ranges = ranges_of(look.model)
+    made = page(
+        look.calls, look.tokens, title=title, command=command, notes=look.notes, ranges=ranges, ablation=look.ablation,
+        metric=look.metric,
+    )  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(made, encoding="utf-8")
+    for note in look.notes:
+        console.print(note, markup=False)
+    console.print(f"written to {out}")
 
 
 def look_at_run(folder: Path, text: str | None, example: int, data: str | None, device: str, ablate: bool) -> Look:

@@ -41,12 +41,32 @@ Lengths = Annotated[
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
 
 
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Shows what went wrong in words; exit status 130 says that the user stopped it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
+            yield
+    except KeyboardInterrupt as error:
+        step = f"saved after step {error.args[0]}; the same command with --resume goes on" if error.args else "stopped"
+        console.print(step)
+        raise typer.Exit(130) from error
+    except (ValueError, ArithmeticError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False)
+        raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        console.print(f"error: this needs {error.name}: pip install 'lagwise[train]'", markup=False)
+        raise typer.Exit(1) from error
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
     for command in (compare, train, evaluate, generate, tasks):
         app.command()(command)
 
 
+@in_words()
 def compare(
     fields: Fields = None,
     task: Annotated[str, typer.Option(help="What to train on; `lagwise tasks` lists them.")] = "process-50",
@@ -88,30 +108,30 @@ def compare(
     from lagwise.train.report import write_report
     from lagwise.train.store import runs_in
 
-    with in_words():
-        notes: list[str] = []
-        if stored:
-            runs = [run for run in runs_in(stored) if run.result is not None]
-        else:
-            names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
-            changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
-            configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes)
-            settings = settings_of(device, data, save_every=0)
-            outcomes = run_all(configs, out, settings, jobs, again)
-            runs = [outcome.run for outcome in outcomes if outcome.error is None]
-            notes = [
-                f"{outcome.config.encoding}, seed {outcome.config.seed}: {outcome.error}" for outcome in outcomes if outcome.error
-            ]
-        if not runs:
-            raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
-        for group in comparing.groups(runs):
-            show_league(group, baseline)
-        for note in notes:
-            console.print(note, markup=False)
-        for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]])):
-            console.print(f"written to {path}")
+    notes: list[str] = []
+    if stored:
+        runs = [run for run in runs_in(stored) if run.result is not None]
+    else:
+        names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
+        changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
+        configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes)
+        settings = settings_of(device, data, save_every=0)
+        outcomes = run_all(configs, out, settings, jobs, again)
+        runs = [outcome.run for outcome in outcomes if outcome.error is None]
+        notes = [
+            f"{outcome.config.encoding}, seed {outcome.config.seed}: {outcome.error}" for outcome in outcomes if outcome.error
+        ]
+    if not runs:
+        raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
+    for group in comparing.groups(runs):
+        show_league(group, baseline)
+    for note in notes:
+        console.print(note, markup=False)
+    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]])):
+        console.print(f"written to {path}")
 
 
+@in_words()
 def train(
     task: Annotated[str, typer.Argument(help="What to train on; `lagwise tasks` lists them.")],
     fields: Fields = None,
@@ -146,23 +166,23 @@ def train(
     from lagwise.train.loop import default_tracker, make_config
     from lagwise.train.loop import train as run
 
-    with in_words():
-        changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths, encoding=encoding)
-        config = make_config(task, preset=preset, **{"seed": seed, **changes})
-        if show_fields:
-            show_config(config)
-            return
-        tracker = None if tracker == "none" else tracker or default_tracker()
-        settings = settings_of(device, data, save_every=save_every, workers=workers, tracker=tracker)
-        where = folder or folder_of(out, config)
-        with progress_bar(hidden=not is_main_process()) as progress:
-            bar = progress.add_task(f"{config.task}, {config.encoding}", total=config.steps, facts="")
-            result = run(config, where, settings, resume=resume, watch=lambda line: advance(progress, bar, line))
-        if is_main_process():
-            show_result(config, result)
-            console.print(f"the run is in {where}")
+    changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths, encoding=encoding)
+    config = make_config(task, preset=preset, **{"seed": seed, **changes})
+    if show_fields:
+        show_config(config)
+        return
+    tracker = None if tracker == "none" else tracker or default_tracker()
+    settings = settings_of(device, data, save_every=save_every, workers=workers, tracker=tracker)
+    where = folder or folder_of(out, config)
+    with progress_bar(hidden=not is_main_process()) as progress:
+        bar = progress.add_task(f"{config.task}, {config.encoding}", total=config.steps, facts="")
+        result = run(config, where, settings, resume=resume, watch=lambda line: advance(progress, bar, line))
+    if is_main_process():
+        show_result(config, result)
+        console.print(f"the run is in {where}")
 
 
+@in_words()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder of a run.", exists=True, file_okay=False)],
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
@@ -180,22 +200,22 @@ def evaluate(
     from lagwise.train.loop import at_length, curves_of
     from lagwise.train.store import add_line
 
-    with in_words():
-        if split not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, but is {split!r}")
-        session = trained(run, settings_of(device, data))
-        table = Table("split", "length", *session.task.metrics(), "loss")
-        for length in (None, *changes_of(None, lengths=lengths).get("lengths", ())):
-            found = session.evaluate(split) if length is None else at_length(session, length, split)
-            more = {} if "refused" in found else curves_of(session, split, length)
-            add_line(run / "evaluations.jsonl", {"step": session.step, "split": split, "length": length, **found, **more})
-            shown = [f"{found[name]:.4f}" if name in found else "-" for name in (*session.task.metrics(), "loss")]
-            table.add_row(split, "its own" if length is None else str(length), *shown)
-            if "refused" in found:
-                console.print(f"length {length}: {found['refused']}", markup=False)
-        console.print(table)
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, but is {split!r}")
+    session = trained(run, settings_of(device, data))
+    table = Table("split", "length", *session.task.metrics(), "loss")
+    for length in (None, *changes_of(None, lengths=lengths).get("lengths", ())):
+        found = session.evaluate(split) if length is None else at_length(session, length, split)
+        more = {} if "refused" in found else curves_of(session, split, length)
+        add_line(run / "evaluations.jsonl", {"step": session.step, "split": split, "length": length, **found, **more})
+        shown = [f"{found[name]:.4f}" if name in found else "-" for name in (*session.task.metrics(), "loss")]
+        table.add_row(split, "its own" if length is None else str(length), *shown)
+        if "refused" in found:
+            console.print(f"length {length}: {found['refused']}", markup=False)
+    console.print(table)
 
 
+@in_words()
 def generate(
     run: Annotated[Path, typer.Argument(help="The folder of a run of a task that generates.", exists=True, file_okay=False)],
     prompt: Annotated[str | None, typer.Option(help="What to go on from: text, or a file where the task says so.")] = None,
@@ -214,26 +234,25 @@ def generate(
     """
     from lagwise.tasks.base import Sampling
 
-    with in_words():
-        session = trained(run, settings_of(device, data))
-        sampling = Sampling(count, length, temperature, nucleus, seed)
-        for path in session.task.generate(session.model.eval(), prompt, sampling, out or run / "generated"):
-            console.print(f"written to {path}")
+    session = trained(run, settings_of(device, data))
+    sampling = Sampling(count, length, temperature, nucleus, seed)
+    for path in session.task.generate(session.model.eval(), prompt, sampling, out or run / "generated"):
+        console.print(f"written to {path}")
 
 
+@in_words()
 def tasks() -> None:
     """List all tasks, with where their data comes from, and what was published on them."""
     from lagwise.tasks import TASKS
 
-    with in_words():
-        table = Table("task", "what is asked", "metric", "data", "licence", "published", "presets", show_lines=True)
-        for name, kind in TASKS.items():
-            facts = kind.facts
-            more = [f"--data DIR: {facts.files}"] if facts.files else []
-            more += [f"--data hub: {facts.hub}"] if facts.hub else []
-            data = "\n".join([facts.source, facts.size, *more])
-            table.add_row(name, facts.words, facts.metric, data, facts.licence, facts.published, ", ".join(kind.presets))
-        console.print(table)
+    table = Table("task", "what is asked", "metric", "data", "licence", "published", "presets", show_lines=True)
+    for name, kind in TASKS.items():
+        facts = kind.facts
+        more = [f"--data DIR: {facts.files}"] if facts.files else []
+        more += [f"--data hub: {facts.hub}"] if facts.hub else []
+        data = "\n".join([facts.source, facts.size, *more])
+        table.add_row(name, facts.words, facts.metric, data, facts.licence, facts.published, ", ".join(kind.presets))
+    console.print(table)
 
 
 def trained(folder: Path, settings: "Settings") -> "Session":
@@ -286,25 +305,6 @@ def settings_of(device: str, data: str | None, **options: Any) -> "Settings":
     if isinstance(where, Path) and not where.is_dir():
         raise ValueError(f"--data must be a folder or hub, but {data} is no folder")
     return Settings(data=where, device=None if device == "auto" else device, **options)
-
-
-@contextmanager
-def in_words() -> Iterator[None]:
-    """Shows what went wrong in words; exit status 130 says that the user stopped it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
-            yield
-    except KeyboardInterrupt as error:
-        step = f"saved after step {error.args[0]}; the same command with --resume goes on" if error.args else "stopped"
-        console.print(step)
-        raise typer.Exit(130) from error
-    except (ValueError, ArithmeticError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from error
-    except ModuleNotFoundError as error:
-        console.print(f"error: this needs {error.name}: pip install 'lagwise[train]'", markup=False)
-        raise typer.Exit(1) from error
 
 
 def is_main_process() -> bool:
