@@ -85,6 +85,41 @@ def test_wrong_fields_say_what_to_do(words, message):
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("batch=0", "batch must be a whole number of at least 1, but is 0"),
+        ("evaluate_batch=0", "evaluate_batch must be a whole number of at least 1, but is 0"),
+        ("steps=-1", "steps must be at least 0, but is -1"),
+        ("rate=-1", "rate must be at least 0, but is -1.0"),
+        ("dropout=1", "dropout must be below 1, but is 1.0"),
+        ("lengths=[9,0]", r"lengths[1] must be a whole number of at least 1, but is 0"),
+    ],
+)
+def test_values_that_no_run_can_have(words, message):
+    with pytest.raises(ValueError) as raised:
+        with_fields(Config("process-50"), parsed([words]))
+    assert message in str(raised.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_a_device_that_is_not_there():
+    done = CliRunner().invoke(app, ["train", "process-50", "--device", "cuda"])
+    assert done.exit_code == 1 and "torch finds no CUDA device" in done.output
+    done = CliRunner().invoke(app, ["train", "process-50", "--device", "gpu"])
+    assert done.exit_code == 1 and "--device must be auto, cpu or cuda, but is 'gpu'" in done.output
+
+
+def test_all_of_the_time_is_counted_between_reports(tmp_path, monkeypatch):
+    """Evaluations between reports are not training, and the steps before them are."""
+    ticks = iter(range(10_000))
+    monkeypatch.setattr("lagwise.train.loop.time.perf_counter", lambda: float(next(ticks)))
+    result = train(small_config("t5", steps=6, evaluate_every=2), tmp_path, replace(CPU, report_every=4, save_every=0))
+    # A clock that ticks when it is read: once for each of the reports at steps 2, 4 and 6.
+    assert result["seconds"] == 3.0
+    assert [line["step"] for line in Run(tmp_path).lines if "split" not in line] == [2, 4, 6]
+
+
 def test_unknown_options_of_tasks_presets_and_tasks():
     with pytest.raises(ValueError, match=r"'lenght' is no option of the task: did you mean 'length'\?"):
         make_config("process-50", **{"task.lenght": 3})

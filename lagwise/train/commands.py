@@ -298,12 +298,18 @@ def changes_of(fields: list[str] | None, **options: Any) -> dict[str, Any]:
 
 def settings_of(device: str, data: str | None, **options: Any) -> "Settings":
     """Returns how runs are carried out."""
+    import torch
+
     from lagwise.tasks.base import HUB
     from lagwise.train.loop import Settings
 
     where = data if data is None or data == HUB else Path(data)
     if isinstance(where, Path) and not where.is_dir():
         raise ValueError(f"--data must be a folder or hub, but {data} is no folder")
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, but is {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device must be auto or cpu here, where torch finds no CUDA device, but is 'cuda'")
     return Settings(data=where, device=None if device == "auto" else device, **options)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lagwise.encodings import nearest
+from lagwise.encodings.base import require_sizes
 
 Value = Any
 
@@ -98,6 +99,14 @@ class Config:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
+        require_sizes(**{name: getattr(self, name) for name in SIZES if getattr(self, name) is not None})
+        require_sizes(**{f"lengths[{place}]": length for place, length in enumerate(self.lengths)})
+        for name in AT_LEAST_ZERO:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, but is {getattr(self, name)}")
+        for name in ("dropout", "attention_dropout"):
+            if not getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be below 1, but is {getattr(self, name)}")
         # As they come back from a file, where there are lists and no tuples.
         for name in ("task_options", "encoding_options"):
             object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
@@ -116,6 +125,15 @@ class Config:
         counted = {name: value for name, value in self.to_json().items() if name not in set(without)}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:12]
 
+
+SIZES = ("dim", "layers", "heads", "head_dim", "hidden", "features", "batch", "examples", "evaluate_examples", "evaluate_batch")
+"""Fields that are whole numbers of at least 1, where they are given."""
+
+AT_LEAST_ZERO = (
+    "dropout", "attention_dropout", "steps", "rate", "encoding_rate", "warmup", "weight_decay", "beta1", "beta2", "clip",
+    "redraw", "evaluate_every",
+)  # fmt: skip
+"""Fields that are not negative."""
 
 FIELDS = tuple(each.name for each in fields(Config))
 

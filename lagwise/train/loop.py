@@ -198,10 +198,10 @@ class Session:
         """Writes a checkpoint, once for all processes."""
         assert self.run is not None
         model = get_model_state_dict(self.model, options=FULL)
-        optimizer = get_optimizer_state_dict(self.model, self.bare_optimizer, options=FULL)["state"]
+        optimizer: Any = get_optimizer_state_dict(self.model, self.bare_optimizer, options=FULL)["state"]
         if not self.accelerator.is_main_process:
             return
-        slots = {f"{name}/{slot}": x for name, own in optimizer.items() for slot, x in own.items()}  # type: ignore[union-attr]
+        slots = {f"{name}/{slot}": x for name, own in optimizer.items() for slot, x in own.items()}
         scaler = self.accelerator.scaler
         state = {
             "seconds": self.seconds,
@@ -299,25 +299,19 @@ def run_steps(session: Session, watch: Watch | None) -> None:
             if session.step == 1:
                 # The first step makes the optimizer's state and whatever is made once.
                 session.peak_memory = peak_memory(lambda batch=batch: session.train_step(batch), session.device)
-                began = time.perf_counter()
             else:
                 session.train_step(batch)
-            reports = session.step % settings.report_every == 0 or session.step == config.steps
             saves = session.step == config.steps or (settings.save_every > 0 and session.step % settings.save_every == 0)
             evaluates = config.evaluate_every > 0 and session.step % config.evaluate_every == 0
+            reports = saves or evaluates or session.step % settings.report_every == 0
             # Processes must agree on where to stop, and ask each other at reports alone.
             stops = bool(stopped) if session.accelerator.num_processes == 1 else reports and agreed(session, bool(stopped))
-            if not (reports or saves or evaluates or stops):
+            if not (reports or stops):
                 continue
-            if reports or saves or stops:
-                loss = session.report()
-                session.seconds += time.perf_counter() - began
-                tell(
-                    session,
-                    watch,
-                    {"step": session.step, "loss": loss, "seconds": round(session.seconds, 3), "tokens": session.tokens},
-                )
-                began = time.perf_counter()
+            loss = session.report()
+            session.seconds += time.perf_counter() - began
+            done = {"seconds": round(session.seconds, 3), "tokens": session.tokens}
+            tell(session, watch, {"step": session.step, "loss": loss, **done})
             if saves or stops:
                 session.save()
             if stops:
