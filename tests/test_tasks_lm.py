@@ -346,7 +346,7 @@ def test_tokenizers_are_stored_and_taken_from_the_data(tmp_path, tokens):
     assert LanguageModel(data, tokens=tokens).codes("the baker") == task.codes("the baker")
     (data / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json must be a tokenizer of the tokenizers library"):
-        LanguageModel(data, tokens=tokens).alphabet  # noqa: B018
+        _ = LanguageModel(data, tokens=tokens).alphabet
 
 
 def test_presets_and_defaults_make_models():

@@ -44,23 +44,23 @@ def lag_options(encoding: str, longest: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class ProcessOptions:
-    """What can be chosen of the strings of two Markov chains.
+class Sizes:
+    """How many examples of each split are generated."""
 
-    Args:
-        length: Symbols of a string.
-        train: Training strings.
-        validation: Validation strings.
-        test: Test strings.
-    """
-
-    length: int = 50
-    train: int = 5_000
+    train: int = 1_000
     validation: int = 5_000
     test: int = 5_000
 
     def __post_init__(self) -> None:
-        require_sizes(length=self.length, train=self.train, validation=self.validation, test=self.test)
+        require_sizes(**vars(self))
+
+
+@dataclass(frozen=True)
+class ProcessOptions(Sizes):
+    """What can be chosen of the strings of two Markov chains: beside their numbers, the symbols of each."""
+
+    train: int = 5_000
+    length: int = 50
 
 
 class Process50(Classification):
@@ -139,23 +139,14 @@ def chain_strings(count: int, length: int, draws: torch.Generator) -> tuple[Int[
 
 
 @dataclass(frozen=True)
-class ReberOptions:
+class ReberOptions(Sizes):
     """What can be chosen of the strings of the embedded Reber grammar.
 
     Args:
         longest: Strings are shorter than this, the two symbols that are cut off included.
-        train: Training strings.
-        validation: Validation strings.
-        test: Test strings.
     """
 
     longest: int = 500
-    train: int = 1_000
-    validation: int = 5_000
-    test: int = 5_000
-
-    def __post_init__(self) -> None:
-        require_sizes(longest=self.longest, train=self.train, validation=self.validation, test=self.test)
 
 
 class Reber(Classification):
@@ -295,11 +286,10 @@ def different_strings(count: int, lengths: range, draws: torch.Generator) -> Seq
 
 
 @dataclass(frozen=True)
-class AddingOptions(ProcessOptions):
-    """What can be chosen of sequences with marks: the same as of strings, with the paper's sizes."""
+class AddingOptions(Sizes):
+    """What can be chosen of sequences with marks: beside their numbers, the values of each."""
 
     length: int = 100
-    train: int = 1_000
 
 
 class Adding(Task):

@@ -553,7 +553,7 @@ def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: 
     if not packed:
         tokens.append(np.array([end]))
         sizes.append(np.array([0]))
-    return tuple(torch.from_numpy(np.concatenate(parts).astype(np.int32)) for parts in (tokens, sizes))  # type: ignore[return-value]
+    return torch.from_numpy(np.concatenate(tokens).astype(np.int32)), torch.from_numpy(np.concatenate(sizes).astype(np.int32))
 
 
 def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:

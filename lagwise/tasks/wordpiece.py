@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lagwise.tasks.listops import cache_folder
-from lagwise.tasks.lm import SPECIAL, write_whole
+from lagwise.tasks.lm import SPECIAL, load_tokenizer, write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,19 +37,11 @@ def tokenizer_files(folder: Path) -> list[Path]:
 
 def loaded_tokenizer(name: str) -> "Tokenizer":
     """Loads a tokenizer from a folder, a file, or by its name on the Hugging Face Hub."""
-    from tokenizers import Tokenizer
-
     path = Path(name)
     found = next((file for file in tokenizer_files(path) if file.is_file()), path)
     if found.suffix == ".txt" and found.is_file():
         return wordpiece_of(found)
-    if found.is_file():
-        try:
-            made = Tokenizer.from_file(str(found))
-        except Exception as error:  # the library raises nothing narrower
-            raise ValueError(f"tokenizer must be a tokenizer.json or a vocab.txt, but {found} cannot be read: {error}") from error
-    else:
-        made = tokenizer_named(name)
+    made = load_tokenizer(found) if found.is_file() else tokenizer_named(name)
     made.no_padding()
     made.no_truncation()
     if (
