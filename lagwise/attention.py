@@ -12,10 +12,10 @@ from torch import Tensor
 
 from lagwise import noise
 from lagwise.encodings import Encoding, nearest
-from lagwise.impl import operators, support
+from lagwise.impl import far, operators, support
 from lagwise.impl.dense import dense
 from lagwise.impl.lowering import lower
-from lagwise.impl.split import near_band
+from lagwise.impl.split import is_plain, near_band
 from lagwise.lags import LagTable, reachable_lags
 from lagwise.terms import Terms
 
@@ -119,7 +119,10 @@ def attention(
     if chosen.impl == "dense":
         out, lse = dense(q, k, v, terms, **options)
     else:
-        out, lse = operators.run(chosen.impl, lower(q, k, v, terms, **options))
+        call = lower(q, k, v, terms, **options)
+        if chosen.impl == "split" and is_plain(call) and not return_lse:
+            return far.attend(call.q, call.k, call.v, causal=causal, scale=scale)[0]
+        out, lse = operators.run(chosen.impl, call)
     return (out, lse) if return_lse else out
 
 

@@ -112,6 +112,12 @@ def near_band(tables: Terms) -> tuple[int, int] | None:
     return min(table.first for table in found), max(table.last for table in found)
 
 
+def is_plain(call: Lowered) -> bool:
+    """Says whether a call is what the vendor's kernel computes by itself, so that nothing is to be merged."""
+    aligned = call.query_start == 0 and (not call.causal or call.q.shape[2] == call.k.shape[2])
+    return not tables_of(call).tables() and call.window is None and aligned
+
+
 def layout(call: Lowered, part: Part) -> tuple[tuple[int, int], list[Side]]:
     """Returns the lags of the band, first and last, and the far fields on either side of it."""
     queries, keys = part.q.shape[2], part.k.shape[2]
