@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import lagwise
 from lagwise.bench import attention as bench
-from lagwise.bench import baselines, plot, timing
+from lagwise.bench import baselines, models, plot, timing
 from lagwise.bench import linear as bench_linear
 from lagwise.bench.contenders import Contender
 from lagwise.bench.records import Case
@@ -488,6 +488,53 @@ def test_decoding_steps_differ_in_their_position_alone(monkeypatch):
 def test_bench_linear_refuses_what_it_does_not_measure(options, hint):
     result = CliRunner().invoke(app, ["bench", "linear", *options])
     assert result.exit_code == 2 and hint in result.output
+
+
+TINY_MODEL = models.Shape("softmax", 2, 16, dim=16, layers=1, heads=2, symbols=20)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_whole_models_have_a_line_for_each_encoding(attention):
+    shape = replace(TINY_MODEL, attention=attention)
+    found = models.run(shape, device=CPU, dtype=torch.float32, repeats=1)
+    lines = {line["contender"]: line for line in found}
+    assert list(lines) == list(lagwise.ENCODINGS)
+    refused = {name for name, line in lines.items() if "error" in line}
+    softmax_only = {"shaw", "huang1", "huang2", "huang3", "huang4", "xl", "xpos"}
+    assert refused == ({"permute"} if attention == "softmax" else softmax_only), {name: lines[name] for name in refused}
+    for name in lines.keys() - refused:
+        line = lines[name]
+        assert (
+            line["tokens_per_s"] == pytest.approx(32 / (line["step_ms"] / 1e3)) and line["held_bytes"] > 12 * line["parameters"]
+        )
+    assert lines["none"]["speed_ratio"] == lines["none"]["memory_ratio"] == 1.0
+    assert lines["t5"]["encoding_parameters"] == 2 * 32 and lines["none"]["encoding_parameters"] == 0
+
+
+@pytest.mark.usefixtures("unweighed")
+def test_a_training_step_of_a_whole_model_moves_its_weights():
+    torch.manual_seed(0)
+    model, tokens = models.Model(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    models.training_step(model, tokens, torch.float32)()
+    # The keys' bias cancels in the softmax.
+    still = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    assert still <= {"encoder.layers.0.attention.k.bias"} and all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.usefixtures("unweighed")
+def test_bench_models_prints_a_table_and_saves_its_numbers(tmp_path, monkeypatch):
+    monkeypatch.setitem(models.SIZES, "cpu", {"dim": 16, "layers": 1, "heads": 2, "symbols": 20})
+    options = ["bench", "models", "--device", "cpu", "--time", "16", "--repeats", "1", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, [*options, "--encoding", "t5", "--encoding", "shaw"])
+    assert found.exit_code == 0, found.output
+    lines = read_lines(tmp_path, "models")
+    assert [(line["attention"], line["contender"]) for line in lines] == [
+        (attention, name) for attention in ("softmax", "linear") for name in ("none", "t5", "shaw")
+    ]
+    assert "linear, B64 T16, shaw: ValueError: the encoding has a query table" in found.output.replace("\n", " ")
+    assert CliRunner().invoke(app, [*options, "--attention", "hard"]).exit_code == 2
+    assert CliRunner().invoke(app, [*options, "--encoding", "t6"]).exit_code == 2
 
 
 def test_encodings_lists_all_of_them():

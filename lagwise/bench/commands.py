@@ -23,6 +23,7 @@ HF_COLUMNS = [
     "case", "shape", "contender", "training tokens/s", "ratio", "goal", "inference tokens/s", "ratio",
     "peak MiB", "ratio", "goal",
 ]  # fmt: skip
+MODEL_COLUMNS = ["attention", "shape", "encoding", "tokens/s", "ratio", "step ms", "peak MiB", "ratio", "its parameters"]
 DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak MiB"]
 
 
@@ -201,6 +202,50 @@ def hf(
     show(table, notes, path, sweep=False)
 
 
+@app.command("models")
+def models(
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="Of the products: float32, bfloat16; bfloat16 on a GPU unless given.")] = None,
+    encoding: Annotated[list[str] | None, typer.Option(help="Only this encoding and none; may be repeated.")] = None,
+    attention: Annotated[str, typer.Option(help="softmax, linear, or both.")] = "both",
+    time: Annotated[list[int] | None, typer.Option(help="Use this length; may be repeated.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each encoding: 7, or 3 on a CPU.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+) -> None:
+    """Compare training of a whole encoder with each encoding to the same encoder without one.
+
+    Six layers of width 512 with an embedding and a score for each of 8,192 tokens (a smaller one on a CPU); a step is forward,
+    backward and AdamW, with equally many tokens at each length (65,536 on a GPU, at T = 512, 4096 and 16384). The encoders run
+    in turns, and the median of the turns counts. Ratios are to the encoder without positions and with the same attention: more
+    tokens and less memory are better. The peak has the weights and all that training holds. Lines that failed, and encodings
+    that a kind of attention cannot use, say why.
+    """
+    import torch
+
+    from lagwise.bench import models as bench
+    from lagwise.bench.records import machine, save
+    from lagwise.encodings import ENCODINGS
+
+    if attention not in ("softmax", "linear", "both"):
+        raise typer.BadParameter(f"it is softmax, linear or both, not {attention!r}", param_hint="--attention")
+    check_encodings(encoding, list(ENCODINGS))
+    where = chosen_device(device)
+    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    facts = machine(where)
+    path = out / f"models-{where.type}-{facts['date']}.jsonl"
+    table = Table(*MODEL_COLUMNS, title=title(facts, kind))
+    notes: list[str] = []
+    with console.status("warming up") as status:
+        for shape in (each for each in bench.shapes(where, time) if attention in ("both", each.attention)):
+            records = bench.run(
+                shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
+                progress=lambda name, shape=shape: status.update(f"{shape.attention}, T = {shape.time}: {name}"),
+            )  # fmt: skip
+            save(records, path)
+            notes += add_model_rows(table, records)
+    show(table, notes, path, sweep=False)
+
+
 @app.command("loop")
 @in_words()
 def loop(
@@ -370,5 +415,22 @@ def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> l
             ratio(record["memory_ratio"]),
             verdict("<=", record["memory_goal"], record["memory_goal_met"]),
         )
+    table.add_section()
+    return notes
+
+
+def add_model_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:
+    """Adds the lines of one shape to the table, and returns what there is to say about those without numbers."""
+    notes = []
+    for record in records:
+        labels = [record["attention"], "B{batch} T{time}".format(**record), record["contender"]]
+        if "error" in record:
+            notes.append(f"{', '.join(labels)}: {record['error']}")
+            continue
+        speed, memory = ("-" if record[name] is None else f"{record[name]:.2f}" for name in ("speed_ratio", "memory_ratio"))
+        table.add_row(
+            *labels, f"{record['tokens_per_s']:,.0f}", speed, f"{record['step_ms']:.2f}", f"{record['held_bytes'] / 2**20:,.0f}",
+            memory, f"{record['encoding_parameters']:,}",
+        )  # fmt: skip
     table.add_section()
     return notes
