@@ -1,10 +1,12 @@
 """Linear attention: one call for whole sequences, and a state of constant size for decoding."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lagwise.attention import autocast, check_call, check_terms, relative_only, seed_of
+from lagwise.attention import WATCHER, autocast, check_call, check_terms, relative_only, seed_of
 from lagwise.encodings import Encoding, nearest
 from lagwise.feature_maps import FeatureMap, named
 from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, State, absorb, advance, chunked, empty, ratio
@@ -66,13 +68,17 @@ def linear_attention(
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
     check_causal(q, k, causal)
-    places = None
+    given, sizes, places = (q, k, v), lengths, None
     if cu_seqlens is not None:
-        places, lengths = padded_places(cu_seqlens)
-        q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in (q, k, v))
-    key_mask = visible_keys(k.shape[2], lengths, key_mask)
+        places, sizes = padded_places(cu_seqlens)
+        q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in given)
     first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
     terms, _ = linear_terms(encoding, q, v, first, last, scale=scale, seed=seed)
+    terms = watched(
+        *given, terms, feature_map=feature_map, scale=scale, causal=causal, lengths=lengths, key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    key_mask = visible_keys(k.shape[2], sizes, key_mask)
     with torch.autocast(q.device.type, enabled=False):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=causal, key_mask=key_mask)
         out = IMPLEMENTATIONS[choose(call, impl, first, last)](call).to(q.dtype)
@@ -171,6 +177,8 @@ def recall(
     (q,) = autocast(q)
     scale = check_call(q, q, q, None, None, None, None, 0, scale, 0.0, None)
     heads, width = q.shape[1], q.shape[3]
+    none = q[:, :, :0]
+    watched(q, none, none, Terms(), feature_map=feature_map, scale=scale, causal=False, from_state=True)
     phi = named(feature_map, width, q.device)
     with torch.autocast(q.device.type, enabled=False):
         factor = phi.factor(width=width, head_dim=width, scale=scale)
@@ -195,12 +203,27 @@ def next_call(
     check_causal(q, k, True)
     length = start + q.shape[2]
     terms, seed = linear_terms(encoding, q, v, 1 - length, 0, scale=scale, seed=seed)
+    terms = watched(q, k, v, terms, feature_map=feature_map, scale=scale, causal=True, key_mask=key_mask, from_state=start > 0)
     with torch.autocast(q.device.type, enabled=False):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=True, key_mask=key_mask, start=start)
     if terms.bias is None:
         return call, seed, 0
     # A table that covers the whole sequence may grow with it, so that no key is known to have left it.
     return call, seed, length if terms.bias.first <= 1 - length else max(0, -terms.bias.first - 1)
+
+
+def watched(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *, feature_map: FeatureMap | str, from_state: bool = False, **options: Any
+) -> Terms:
+    """Tells the watcher, if there is one, of a call that is not compiled, and returns the terms to compute with.
+
+    A call that goes on from a state has the new keys alone, since the others are sums, and says so by `from_state`.
+    """
+    watcher = None if torch.compiler.is_compiling() else WATCHER.get()
+    if watcher is None:
+        return terms
+    missing = {"lengths": None, "key_mask": None, "cu_seqlens": None, "window": None, "query_start": 0}
+    return watcher(q, k, v, terms, feature_map=feature_map, from_state=from_state, **{**missing, **options})
 
 
 def linear_terms(

@@ -13,6 +13,7 @@ torch.Size([1, 2, 5, 5])
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +34,7 @@ CONTEXTS = ("context", "key_value_states", "encoder_hidden_states")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of softmax attention: what it was given, without gradients.
+    """One call of softmax or linear attention: what it was given, without gradients.
 
     Args:
         layer: The name of the module that called, as `model.named_modules()` has it.
@@ -48,6 +49,7 @@ class Call:
         cu_seqlens: Ends of packed sequences.
         window: How many lags into the past and into the future a query sees.
         query_start: Position of the first query.
+        feature_map: That of linear attention, None for softmax attention.
     """
 
     layer: str
@@ -62,12 +64,13 @@ class Call:
     cu_seqlens: Int[Tensor, " ends"] | None
     window: tuple[int, int] | None
     query_start: int | Int[Tensor, "*batch"]
+    feature_map: FeatureMap | str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `attention` and `attention_parts` take beside the tensors and the terms."""
-        names = ("scale", "causal", "key_mask", "cu_seqlens", "window", "query_start")
-        return {name: getattr(self, name) for name in names}
+        """What `attention`, or `linear_attention`, and `attention_parts` take beside the tensors and the terms."""
+        own = ("window", "query_start") if self.feature_map is None else ("feature_map",)
+        return {name: getattr(self, name) for name in ("scale", "causal", "key_mask", "cu_seqlens", *own)}
 
     def parts(self) -> Parts:
         """Returns the logits by what they come from; dropout of weights is left out."""
@@ -84,11 +87,12 @@ Watch = Callable[[Call], Terms]
 
 @contextmanager
 def capture(model: nn.Module) -> Iterator[list[Call]]:
-    """Collects the calls of softmax attention that a model makes while the context lasts, in their order.
+    """Collects the calls of attention that a model makes while the context lasts, in their order.
 
-    Any model whose attention is `lagwise.attention`: stacks of `lagwise.nn`, models of trained runs, and Hugging Face models with
-    `attn_implementation="lagwise"`. A layer that runs more than once, for each token that is generated or because it is tied, is
-    there each time. In training mode dropout and random encodings are as they are in training; call `model.eval()` before.
+    Any model whose attention is `lagwise.attention` or `lagwise.linear_attention`: stacks of `lagwise.nn`, models of trained
+    runs, and Hugging Face models with `attn_implementation="lagwise"`. A layer that runs more than once, for each token that is
+    generated or because it is tied, is there each time. A model that goes on from a state of linear attention, which holds sums
+    and no keys, is refused. In training mode dropout and random encodings are as in training; call `model.eval()` before.
 
     Args:
         model: The model, not compiled. Calls of other models pass by.
@@ -103,6 +107,8 @@ def capture(model: nn.Module) -> Iterator[list[Call]]:
                 # A cache may go on to write into these.
                 key_mask=None if kept[0] is None else kept[0].clone(), cu_seqlens=None if kept[1] is None else kept[1].clone(),
                 query_start=call.query_start.clone() if isinstance(call.query_start, Tensor) else call.query_start,
+                # Another projection may be drawn.
+                feature_map=deepcopy(call.feature_map),
             )
         )  # fmt: skip
         return call.terms
@@ -113,25 +119,22 @@ def capture(model: nn.Module) -> Iterator[list[Call]]:
 
 @contextmanager
 def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Tells `watch` of each call of softmax attention that a model makes, and lets it change the terms.
+    """Tells `watch` of each call of attention that a model makes, and lets it change the terms.
 
-    `lagwise.attention` asks one context variable, `WATCHER`, at each call that is not compiled; nobody pays while it is not set.
-    Hooks on the model's modules, there for as long as the context, tell which of them is calling. A context inside another gets
-    the terms that the outer one returns.
+    Softmax and linear attention ask one context variable, `WATCHER`, at each call that is not compiled; nobody pays while it is
+    not set. Hooks on the model's modules, there for as long as the context, tell which of them is calling. A context inside
+    another gets the terms that the outer one returns.
     """
-    if any(isinstance(module, FeatureMap) for module in model.modules()):
-        raise ValueError(
-            "model must have softmax attention, but has feature maps of linear attention, which makes no logits: look at its "
-            "encoding with prior or spe_kernels"
-        )
     running: list[tuple[str, nn.Module, tuple, dict[str, Any]]] = []
     seen = False
 
     def begin(name: str) -> Callable[..., None]:
         return lambda module, inputs, options: running.append((name, module, inputs, options))
 
-    def end(*_: Any) -> None:
-        running.pop()
+    def end(module: nn.Module, *_: Any) -> None:
+        # Another hook may have raised before ours began.
+        if running and running[-1][1] is module:
+            running.pop()
 
     def tell(q: Tensor, k: Tensor, v: Tensor, terms: Terms, **options: Any) -> Terms:
         nonlocal seen
@@ -139,6 +142,11 @@ def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
         if not running:
             return terms
         seen = True
+        if options.pop("from_state", False):
+            raise ValueError(
+                "model must not go on from a state of linear attention while it is watched, which holds sums and no keys, but "
+                f"{running[-1][0]} does: run it without a cache, on the whole sequence"
+            )
         key_mask = visible_keys(k.shape[2], options.pop("lengths"), options.pop("key_mask"))
         name, module, inputs, given = running[-1]
         return watch(Call(name, _is_cross(module, inputs, given), q, k, v, terms, key_mask=key_mask, **options))
@@ -146,6 +154,8 @@ def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
     hooks = [
         hook
         for name, module in model.named_modules()
+        # Copies of feature maps are kept, and would keep the hooks; they are not called like layers.
+        if not isinstance(module, FeatureMap)
         for hook in (
             module.register_forward_pre_hook(begin(name), with_kwargs=True),
             module.register_forward_hook(end, always_call=True),
@@ -161,8 +171,8 @@ def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
             hook.remove()
     if not seen:
         raise ValueError(
-            "model must call lagwise.attention while it is watched, but did not: run it inside the context, not compiled, and a "
-            "Hugging Face model with attn_implementation='lagwise'"
+            "model must call lagwise.attention or lagwise.linear_attention while it is watched, but did not: run it inside the "
+            "context, not compiled, and a Hugging Face model with attn_implementation='lagwise'"
         )
 
 

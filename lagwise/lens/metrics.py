@@ -108,7 +108,8 @@ def monotonicity_violation(
     """Returns the share of pairs of keys in which the one nearer to the query has the smaller value, over all queries of a map.
 
     Wang et al. (2021), as the third paper measures causal attention; keys before and behind the query are not compared with each
-    other, and the query's own position counts on both sides. A map without a pair gives NaN.
+    other, and the query's own position counts on both sides. A map without a pair gives NaN. A value that is NaN is smaller and
+    larger than none.
 
     Args:
         maps: Attention weights, or scores.
@@ -119,15 +120,15 @@ def monotonicity_violation(
     >>> monotonicity_violation(torch.exp(-lags.abs().float())), monotonicity_violation(lags.abs().float())
     (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
+    try:
+        from lagwise.lens.inversions import violations
+    except ImportError as error:
+        raise ValueError("counting pairs of keys needs numpy, whose sorting is fast: pip install numpy") from error
     queries, keys = maps.shape[-2:]
-    lags = torch.arange(keys, device=maps.device) - (query_start + torch.arange(queries, device=maps.device)[:, None])
-    counts = torch.ones_like(lags, dtype=torch.bool) if visible is None else visible
-    wrong = torch.zeros(maps.shape[:-2], dtype=torch.float64, device=maps.device)
-    pairs = torch.zeros_like(wrong)
-    for gap in range(1, keys):
-        earlier, later = maps[..., :-gap], maps[..., gap:]
-        both = counts[..., :-gap] & counts[..., gap:]
-        past, future = both & (lags[:, gap:] <= 0), both & (lags[:, :-gap] >= 0)
-        wrong += ((past & (earlier > later)) | (future & (later > earlier))).sum((-2, -1))
-        pairs += (past | future).sum((-2, -1))
-    return wrong / pairs
+    lags = torch.arange(keys) - (query_start + torch.arange(queries)[:, None])
+    counts = torch.ones_like(lags, dtype=torch.bool) if visible is None else visible.cpu()
+    values = maps.detach().cpu().to(torch.promote_types(maps.dtype, torch.float32))
+    # One map at a time: all of them at once would be several copies of them.
+    each = zip(*(x.expand(maps.shape).reshape(-1, queries, keys).numpy() for x in (values, counts)), strict=True)
+    found = [violations(value, count, lags.numpy()) for value, count in each]
+    return torch.tensor(found, dtype=torch.float64, device=maps.device).view(maps.shape[:-2])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from lagwise.attention import check_call, check_terms, terms_of
 from lagwise.encodings import Encoding
+from lagwise.feature_maps import FeatureMap
 from lagwise.impl import dense
-from lagwise.lags import LagTable
+from lagwise.lags import LagTable, reachable_lags
+from lagwise.linear import check_causal, linear_terms, prepare
 from lagwise.terms import Terms
 
 
@@ -23,8 +26,13 @@ class Parts:
     Prior, likelihood and posterior are probabilities over the keys that a query may see, and zero elsewhere: the likelihood is
     normalised too. A query that sees no key has zeros.
 
+    Linear attention has the same parts: its weights are exp(bias) times a product of features, whose logarithm is the content.
+    It is minus infinity where that product is 0, as the weight is then, and each query may have a constant of its own, which
+    feature maps leave open because it cancels.
+
     Args:
-        scores: The parts that are there: "content" (the product of q and k, with gain and transform), "query", "key" and "bias".
+        scores: The parts that are there: "content" (the product of q and k, with gain and transform; of linear attention the
+            logarithm of the product of features), "query", "key" and "bias".
         lags: The lag of each pair, [batch or 1, queries, keys].
         visible: Whether the query may see the key, of the same shape.
     """
@@ -72,10 +80,9 @@ class Parts:
         return (after.exp() * (after - before).nan_to_num()).sum(-1)
 
     def _log_softmax(self, score: Tensor) -> Tensor:
-        """Returns logarithms over the visible keys and minus infinity elsewhere."""
-        hidden = ~self.visible[:, None]
-        found = torch.log_softmax(score.masked_fill(hidden, -torch.inf), dim=-1)
-        return found.masked_fill(hidden, -torch.inf)
+        """Returns logarithms over the visible keys, and minus infinity elsewhere and where the score is that."""
+        score = score.masked_fill(~self.visible[:, None], -torch.inf)
+        return torch.log_softmax(score, dim=-1).masked_fill(score == -torch.inf, -torch.inf)
 
 
 @torch.no_grad()
@@ -84,6 +91,7 @@ def attention_parts(
     k: Float[Tensor, "batch kv_heads keys dim"],
     encoding: Encoding | Terms | None = None,
     *,
+    feature_map: FeatureMap | str | None = None,
     causal: bool = False,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
@@ -94,6 +102,9 @@ def attention_parts(
 ) -> Parts:
     """Returns the parts of the logits of `lagwise.attention`, whose arguments these are, in float32 at least.
 
+    With a feature map they are those of `lagwise.linear_attention`, and the posterior is its weights. Rotary is refused beside
+    one: it turns the features in the numerator alone, so that weights may be negative and do not sum to one.
+
     >>> import lagwise
     >>> q = k = torch.randn(1, 8, 10, 64)
     >>> parts = attention_parts(q, k, lagwise.ALiBi(heads=8), causal=True)
@@ -101,10 +112,17 @@ def attention_parts(
     (['bias', 'content'], torch.Size([1, 8, 10, 10]))
     """
     scale = check_call(q, k, k, None, key_mask, cu_seqlens, window, query_start, scale, 0.0, seed)
+    if feature_map is not None:
+        _check_linear(q, k, causal, window, query_start)
+        first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
+        terms, _ = linear_terms(encoding, q, k, first, last, scale=scale, seed=seed)
+        scores = {"content": _log_kernel(q, k, terms, feature_map, cu_seqlens, scale=scale, causal=causal)}
+        lags, visible = dense.geometry(q, k, causal, None, 0, key_mask, cu_seqlens)
+        return _parts(q, scores, terms, lags, visible)
     terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
     if terms.features is not None:
         raise ValueError(
-            "encoding must act on softmax attention, but maps the features of linear attention: it has no logits to take apart"
+            "encoding must act on softmax attention, but maps the features of linear attention: pass its feature_map"
         )
     check_terms(replace(terms, value=None), q, k)
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -118,11 +136,52 @@ def attention_parts(
         scores["query"] = _scores(q, torch.zeros_like(k), "query", terms.query, lags, scale, places)
     if terms.key is not None:
         scores["key"] = _scores(torch.zeros_like(q), k, "key", terms.key, lags, scale, places)
+    return _parts(q, scores, terms, lags, visible)
+
+
+def _parts(q: Tensor, scores: dict[str, Tensor], terms: Terms, lags: Tensor, visible: Tensor) -> Parts:
+    """Adds the bias to the scores of the content."""
     if terms.bias is not None:
-        scores["bias"] = terms.bias.at(lags).transpose(0, 1).expand(len(q), q.shape[1], -1, -1)
+        bias = terms.bias.to(scores["content"].dtype)
+        scores = {**scores, "bias": bias.at(lags).transpose(0, 1).expand(len(q), q.shape[1], -1, -1)}
     # Windows, masks and packed sequences may leave the mask narrower than the lags.
     rows = torch.broadcast_shapes(lags.shape, visible.shape)
     return Parts(scores, lags.expand(rows), visible.expand(rows))
+
+
+def _check_linear(q: Tensor, k: Tensor, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor) -> None:
+    """Raises for what linear attention does not have."""
+    check_causal(q, k, causal)
+    if window is not None or isinstance(query_start, Tensor) or query_start != 0:
+        raise ValueError(
+            f"window and query_start must be left out with a feature_map, but are {window} and {query_start}: linear attention "
+            "has neither"
+        )
+
+
+def _log_kernel(
+    q: Tensor, k: Tensor, terms: Terms, feature_map: FeatureMap | str, cu_seqlens: Tensor | None, *, scale: float, causal: bool
+) -> Tensor:
+    """Returns the logarithm of the products of features as linear attention makes them, [batch, heads, queries, keys]."""
+    if cu_seqlens is not None:
+        found = q.new_full((1, q.shape[1], q.shape[2], k.shape[2]), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        for start, end in pairwise(cu_seqlens.tolist()):
+            own = slice(start, end)
+            found[:, :, own, own] = _log_kernel(q[:, :, own], k[:, :, own], terms, feature_map, None, scale=scale, causal=causal)
+        return found
+    call = prepare(q, k, k, terms, feature_map, scale=scale, causal=causal, key_mask=None)
+    if call.plain_q is not None:
+        raise ValueError(
+            "encoding must keep the weights of linear attention probabilities, but Rotary turns features in the numerator alone: "
+            "weights may be negative and do not sum to one, so that there is no posterior to show"
+        )
+    kernel = call.q @ call.keys.features.mT
+    if bool((kernel < 0.0).any()):
+        raise ValueError(
+            "feature_map must make features that are not negative, but products of its features are, which are no weights: "
+            "use one whose features are positive"
+        )
+    return kernel.log() + call.keys.weights()[:, :, None]
 
 
 def _scores(

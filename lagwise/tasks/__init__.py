@@ -10,7 +10,7 @@ from lagwise.tasks.lm import LanguageModel
 from lagwise.tasks.music import Groove, Piano
 from lagwise.tasks.pathfinder import Pathfinder
 from lagwise.tasks.retrieval import Retrieval
-from lagwise.tasks.sentences import Cr, Mpqa, Mr, SstWords, Subj, Trec
+from lagwise.tasks.sentences import Cr, ImdbWords, Mpqa, Mr, SstWords, Subj, Trec
 from lagwise.tasks.squad import Squad
 from lagwise.tasks.text import Text
 from lagwise.tasks.translation import Translate
@@ -44,6 +44,7 @@ TASKS: dict[str, type[Task]] = {
     "mpqa": Mpqa,
     "sst2-words": SstWords,
     "trec": Trec,
+    "imdb-words": ImdbWords,
 }
 
 

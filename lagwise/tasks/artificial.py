@@ -211,6 +211,9 @@ class Reber(Classification):
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return lag_options(encoding, 128)
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return [SYMBOLS[token] for token in tokens]
+
 
 SYMBOLS = "BTPSXVE"
 

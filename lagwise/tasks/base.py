@@ -204,6 +204,14 @@ class Task(ABC):
         """Returns options of an encoding that suit the task, such as the paper's; given ones count more."""
         return {}
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """Returns what people call the tokens of a text; their numbers where the task knows no better."""
+        return [str(token) for token in tokens]
+
+    def text_batch(self, text: str) -> Batch:
+        """Returns a text as a batch of one, where the examples of the task are plain texts."""
+        raise ValueError("--text must be left out for a run of this task, whose examples are not plain text: pass --example")
+
     def tokens(self, batch: Batch) -> int:
         """Returns how many tokens a batch has, for the speed; without padding."""
         if "lengths" in batch:

@@ -22,7 +22,7 @@ from lagwise.tasks.files import OPENERS, file_of, fixed_order, from_hub, require
 from lagwise.tasks.lm import TOKENIZER, write_whole
 from lagwise.tasks.models import encoder_of, pool, sides_of
 from lagwise.tasks.pretrained import Absolute, Pretrained
-from lagwise.tasks.wordpiece import loaded_tokenizer, trained_tokenizer
+from lagwise.tasks.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
@@ -249,6 +249,18 @@ class Glue(Classification):
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return {"length": self.options.length} if encoding == "learned" else {}
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return piece_names(self.tokenizer, tokens)
+
+    def text_batch(self, text: str) -> Batch:
+        if len(self.layout.texts) > 1:
+            return super().text_batch(text)
+        length = self.options.length
+        found = encoded(self.tokenizer, [(text,)], length + 1).batch([0])
+        if int(found["lengths"]) > length:
+            raise ValueError(f"text must have at most {length} tokens, the run's length, but has more: shorten it")
+        return found
 
 
 PREDICTED = 64

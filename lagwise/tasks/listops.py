@@ -120,6 +120,9 @@ class ListOps(Classification):
         # The longest expression has one token fewer than `longest`, and a vector is put before it.
         return {"length": self.options.longest} if encoding == "learned" else {}
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return [WORDS[token] for token in tokens]
+
 
 def expressions(path: Path) -> Sequences:
     """Reads an official file: a line of names, then expressions and their values with a tab between.

@@ -272,6 +272,15 @@ class LanguageModel(Task):
         kept = [token for token in tokens if not special[token]]
         return bytes(kept).decode(errors="replace") if self.options.tokens == "bytes" else self.tokenizer.decode(kept)
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        alphabet = self.alphabet
+        names = {token: "[special]" for token in alphabet.special.nonzero()[:, 0].tolist()} | {alphabet.mask: "[mask]"}
+        return [names[token] if token in names else self.decoded([token]) for token in tokens]
+
+    def text_batch(self, text: str) -> Batch:
+        row = torch.tensor([[self.alphabet.end, *self.codes(text)]])
+        return {"tokens": row, "chosen": torch.arange(row.shape[1])}
+
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return {"length": self.options.length} if encoding == "learned" else {}
 

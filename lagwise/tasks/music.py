@@ -326,6 +326,9 @@ class Music(Task):
         }
         return own.get(encoding, {})
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return [self.notation.words[token] for token in tokens]
+
 
 REALIZATIONS, KERNEL_SIZE = 64, 128
 

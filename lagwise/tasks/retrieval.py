@@ -15,7 +15,7 @@ from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, S
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
 from lagwise.tasks.lra import largest_rate, presets
 from lagwise.tasks.models import Classifier
-from lagwise.tasks.text import SYMBOLS, options_for_bytes, packed
+from lagwise.tasks.text import SYMBOLS, byte_names, options_for_bytes, packed
 from lagwise.train.config import Config
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
@@ -135,6 +135,9 @@ class Retrieval(Classification):
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return options_for_bytes(encoding, self.presets, self.options.length)
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return byte_names(tokens)
 
 
 def read(folder: Path, split: Split) -> Pairs:

@@ -1,5 +1,7 @@
-"""The six sets of sentences of the paper on scalar encodings (Wu, Zhang, Mao, Chen 2021): MR, SUBJ, CR, MPQA, SST-2 and TREC."""
+"""Texts as words: the six sets of the paper on scalar encodings (Wu, Zhang, Mao, Chen 2021), MR, SUBJ, CR, MPQA, SST-2 and
+TREC, and IMDb."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequen
 from lagwise.tasks.files import binary_label, filled, fixed_order, from_hub, required_file, rows
 from lagwise.tasks.glue import FIRST_STD, SHARE, Sst2, columns_of, first_line, part_file, sample_texts
 from lagwise.tasks.models import encoder_of, pool, stack_options
+from lagwise.tasks.text import Text, read
 from lagwise.tasks.words import PADDING, SPECIAL, Vocabulary, frequent_words, read_vectors
 from lagwise.train.config import Config
 
@@ -123,6 +126,13 @@ class Sentences(Classification):
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return {"learned": {"length": self.options.length}, "at5": {"reach": self.options.length}}.get(encoding, {})
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return [self.vocabulary.name(token) for token in tokens]
+
+    def text_batch(self, text: str) -> Batch:
+        words = text.lower() if self.options.lowercase else text
+        return Sequences.of([torch.tensor(self.vocabulary.encode(words))]).batch([0])
 
 
 class WordClassifier(nn.Module):
@@ -345,6 +355,38 @@ def table(path: Path) -> list[Labelled]:
     names = () if first_line(path) == ["sentence", "label"] else ("sentence", "label")
     found = columns_of(path, ("sentence", "label"), names, None)
     return [Labelled(text, binary_label(place, label.encode())) for place, (text, label) in found]
+
+
+class ImdbWords(Sentences):
+    """IMDb with words as tokens: does a film review praise the film?"""
+
+    classes = 2
+    facts: ClassVar[Facts] = Facts(
+        words="does a film review praise the film? IMDb with words as tokens",
+        metric="accuracy",
+        source="IMDb reviews (Maas et al. 2011)",
+        size="25,000 reviews to train on, of which a fixed tenth is for validation, and 25,000 to test on; 256 words of each",
+        licence=Text.facts.licence,
+        published="none of the papers has it",
+        files=Text.facts.files,
+        hub=Text.facts.hub,
+    )
+    defaults: ClassVar[dict[str, Any]] = {**Sentences.defaults, "task_options": {"input_dropout": 0.4, "length": 256, "least": 5}}
+
+    def read(self) -> dict[Split, list[Labelled]]:
+        if self.data is None:
+            return kept_apart(sample(("bad", "good"), 160), sample(("bad", "good"), 40))
+        return kept_apart(reviews(self.data, "train"), reviews(self.data, "test"))
+
+
+def reviews(data: Path | str, part: str) -> list[Labelled]:
+    """Returns the reviews of a part, with spaces between words and signs, and without the marks of new lines."""
+    found = ((text.decode().replace("<br />", " "), label) for text, label in read(data, part))
+    return [Labelled(" ".join(WORD.findall(text)), label) for text, label in found]
+
+
+WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+"""A word, with apostrophes in it, or a sign."""
 
 
 class Trec(Sentences):

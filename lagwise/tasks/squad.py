@@ -24,7 +24,7 @@ from lagwise.tasks.models import encoder_of, sides_of
 from lagwise.tasks.pretrained import Pretrained
 from lagwise.tasks.qanet import Averaged, QANet
 from lagwise.tasks.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
-from lagwise.tasks.wordpiece import WORDS, Frame, loaded_tokenizer, tokenizer_files, trained_tokenizer
+from lagwise.tasks.wordpiece import WORDS, Frame, loaded_tokenizer, piece_names, tokenizer_files, trained_tokenizer
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
@@ -309,6 +309,9 @@ class Squad(Task):
         if encoding == "at5" and self.options.model == "qanet":
             return {"reach": 400, "widths": [32, 4], "slopes": [5.0, 15.0], "std": 0.02}
         return {}
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return piece_names(self.tokenizer, tokens)
 
 
 PREDICTED = 32

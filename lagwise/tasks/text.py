@@ -10,7 +10,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from lagwise.encodings.base import require_sizes
-from lagwise.tasks.base import HUB, SPLITS, Classification, Facts, Sequences, Split
+from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, from_hub, required_file, rows
 from lagwise.tasks.lra import largest_rate, presets
 from lagwise.tasks.models import Classifier
@@ -110,6 +110,21 @@ class Text(Classification):
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return options_for_bytes(encoding, self.presets, self.options.length)
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return byte_names(tokens)
+
+    def text_batch(self, text: str) -> Batch:
+        return Sequences(*packed([text.encode()])).batch([0])
+
+
+def byte_names(tokens: Sequence[int]) -> list[str]:
+    r"""Returns the characters of bytes; a byte that is none by itself has its number in hexadecimal digits.
+
+    >>> byte_names("é!\n".encode())
+    ['\\xc3', '\\xa9', '!', '\\x0a']
+    """
+    return [chr(token) if 32 <= token < 127 else f"\\x{token:02x}" for token in tokens]
 
 
 def options_for_bytes(encoding: str, published: Mapping[str, Mapping[str, Any]], length: int) -> dict[str, Any]:

@@ -343,6 +343,9 @@ class Translate(Task):
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return {"learned": {"length": self.options.length}, "at5": {"reach": self.options.length}}.get(encoding, {})
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        return [self.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+
     def tokens(self, batch: Batch) -> int:
         """Returns how many tokens of both languages a batch has."""
         return int(batch["lengths"].sum()) + len(batch["targets"])

@@ -103,6 +103,11 @@ def add_frame(tokenizer: Any) -> None:
     )  # fmt: skip
 
 
+def piece_names(tokenizer: "Tokenizer", tokens: Sequence[int]) -> list[str]:
+    """Returns the pieces of text that tokens stand for, and the numbers of those that a tokenizer does not know."""
+    return [tokenizer.id_to_token(token) or str(token) for token in tokens]
+
+
 def trained_tokenizer(texts: Sequence[str], kind: Literal["pieces", "words"], vocabulary: int) -> "Tokenizer":
     """Returns a tokenizer that is trained on texts, or was before: it is stored in the cache folder."""
     from tokenizers import Tokenizer

@@ -34,6 +34,10 @@ class Vocabulary:
         """Returns the tokens of a text; one without words is a single unknown one."""
         return [self.numbers.get(word, UNKNOWN) for word in text.split()] or [UNKNOWN]
 
+    def name(self, token: int) -> str:
+        """Returns the word of a token."""
+        return self.words[token - SPECIAL] if token >= SPECIAL else {PADDING: "[padding]", UNKNOWN: "[unknown]"}[token]
+
 
 def frequent_words(texts: Iterable[str], least: int) -> list[str]:
     """Returns the words that occur so often at least, the most frequent first, and equal ones in the order of letters.
