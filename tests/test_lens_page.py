@@ -1,16 +1,16 @@
 """The page of the lens: what it holds is what the lens found, it stays small, and a browser shows it."""
 
 import json
-import os
 import re
-import shutil
+import subprocess
+import sys
 from base64 import b64decode
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from test_report import EVIL, read
+from test_report import EVIL, approximately, chromium, numbers_in, read, watched_tab
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -18,11 +18,11 @@ import lagwise
 import lagwise.hf
 from lagwise import LagTable, Terms, lens
 from lagwise.cli import app
-from lagwise.lens.commands import first_text, load, look_at_pretrained, words_of
-from lagwise.lens.page import HIDDEN, curve_reach, map_size, page, report_part
+from lagwise.lens.commands import edges_of, first_text, kernels_of, load, look_at_pretrained, untrained, words_of
+from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
 from lagwise.tasks.models import Classifier
 from lagwise.train.config import Config
-from lagwise.train.loop import Settings, make_config, make_task, train
+from lagwise.train.loop import Session, Settings, make_config, make_task, train
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
 
@@ -107,7 +107,11 @@ def test_twelve_layers_of_twelve_heads_and_512_tokens_stay_below_5_megabytes():
         layer="encoder.layer.0.attention", cross=False, q=q, k=q, v=q, terms=terms, scale=0.5, causal=False, key_mask=None,
         cu_seqlens=None, window=None, query_start=0,
     )  # fmt: skip
-    text = made([call] * 12, [f"word{number}" for number in range(512)])
+    names = [f"encoder.layers.{number}" for number in range(12)]
+    kernels = dict.fromkeys(names, lens.Kernels(torch.arange(-511, 512), torch.rand(12, 1023, 4)))
+    edges = dict.fromkeys(names, lens.bucket_edges(lagwise.AT5(heads=12)))
+    ranges = dict.fromkeys(names, lens.dependency_ranges(lagwise.AT5(heads=12)))
+    text = made([call] * 12, [f"word{n}" for n in range(512)], ranges=ranges, edges=edges, edges_before=edges, kernels=kernels)
     assert len(text.encode()) < 5_000_000
     layer = facts(text)["layers"][0]
     assert (layer["shown"], layer["tokens"], len(floats(layer["curve"], 12, -1)[0])) == (map_size(144), 512, 1023)
@@ -149,18 +153,41 @@ def test_ranges_and_ablation_are_there_where_they_are_given():
     calls = look()
     order = [lens.PriorHead(("a", "b"), 1, 0.25, -3)]
     ablation = lens.Ablation(order, [0.5, 0.75])
-    text = made(calls, ranges={"encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]])}, ablation=ablation, metric="accuracy")
+    ranges = {"encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]]), "decoder": torch.tensor([[3.0, 2.0]])}
+    text = made(calls, ranges=ranges, ablation=ablation, metric="accuracy")
     assert ["encoding, head 0", "2.5", "4.0"] in read(text).rows
     assert ["encoding, head 1", "no end", "1.0"] in read(text).rows
+    assert ["decoder, head 1", "2.0", "-"] in read(text).rows
     assert facts(text)["ablation"] == {
         "metric": "accuracy", "values": [0.5, 0.75], "heads": ["head 1 of 2 layers, peak 0.250 at lag -3"]
     }  # fmt: skip
-    assert "data-ablation>" not in made(calls)
 
 
-def test_what_is_borrowed_from_the_report_must_be_there():
-    with pytest.raises(ValueError, match="the report's template must have 'nothing like that'"):
-        report_part("nothing like that")
+def test_sections_without_anything_to_show_are_left_out():
+    text = made(look())
+    for mark in ("at5", "edges", "kernels", "lengths", "ablation"):
+        assert f"<div data-{mark}>" not in text and not facts(text)[mark]
+
+
+def test_kernels_of_many_heads_keep_the_page_small():
+    many = {f"layer {n}": lens.Kernels(torch.arange(-511, 512), torch.rand(12, 1023, 4)) for n in range(12)}
+    text = made(look(), kernels=many)
+    kernel = facts(text)["kernels"][0]
+    assert len(text.encode()) < len(made(look()).encode()) + 260_000
+    band = floats(kernel["band"], 3, 12, -1)
+    first = kernel["first"]
+    assert -50 > first == -(band.shape[-1] // 2)
+    near = many["layer 0"].values[:, 511 + first : 512 - first]
+    torch.testing.assert_close(band, torch.stack([near.mean(-1), *near.quantile(torch.tensor([0.25, 0.75]), dim=-1)]))
+    (causal,) = facts(made(look(causal=True), kernels={"one": many["layer 0"]}))["kernels"]
+    assert floats(causal["band"], 3, 12, -1).shape[-1] == 1 - causal["first"]
+
+
+def test_lengths_that_were_refused_have_their_reasons():
+    found = lens.Extrapolation(torch.tensor([20]), torch.tensor([0.5]), 0.75, {4096: "the table <ends>"})
+    text = made(look(), lengths=Lengths("test accuracy", found))
+    assert "<li>4,096 was refused: the table &lt;ends&gt;</li>" in text and "which is marked too" not in text
+    assert facts(text)["lengths"] == {"metric": "test accuracy", "points": [[20, 0.5]], "length": None, "trained": 0.75}
 
 
 # The command
@@ -171,7 +198,7 @@ def run(tmp_path_factory):
     """The folder of a run that took two steps."""
     folder = tmp_path_factory.mktemp("run")
     small = {"train": 64, "validation": 20, "test": 20}
-    config: Config = make_config("process-50", encoding="at5", steps=2, task_options=small)
+    config: Config = make_config("process-50", encoding="at5", steps=2, lengths=(60, 80), task_options=small)
     train(config, folder, Settings(device="cpu"))
     return folder
 
@@ -185,6 +212,37 @@ def test_the_command_looks_at_a_run(run, tmp_path):
     assert set(found["tokens"]) == {"0", "1"}
     assert len(found["ablation"]["values"]) == 5 and found["ablation"]["metric"] == "validation accuracy"
     assert sum("head" in row[0] and len(row) == 3 for row in read(out.read_text()).rows) >= 4
+    assert [(each["name"], len(each["now"]), len(each["now"][0])) for each in found["edges"]] == [("encoder.encoding", 2, 4)]
+    assert found["edges"][0]["before"] != found["edges"][0]["now"]
+    assert [length for length, _ in found["lengths"]["points"]] == [50, 60, 80]
+    assert (found["lengths"]["metric"], found["lengths"]["length"]) == ("test accuracy", 50)
+
+
+def test_a_run_begins_from_the_model_that_is_called_untrained(run):
+    session = Session(Config.from_json(json.loads((run / "config.json").read_text())), Settings(device="cpu"))
+    before = untrained(session)
+    assert before is not None
+    for (name, wanted), found in zip(session.model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(wanted, found), name
+    assert torch.equal(edges_of(before)["encoder.encoding"], lens.bucket_edges(session.model.encoder.encoding))
+
+
+def test_mpnet_has_the_buckets_of_a_t5():
+    config = transformers.MPNetConfig(
+        vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    found = edges_of(transformers.MPNetModel(config))
+    assert list(found) == ["encoder"] and torch.equal(found["encoder"], lens.bucket_edges(lagwise.T5(heads=2)))
+
+
+def test_kernels_that_cannot_be_had_are_told():
+    model = torch.nn.ModuleDict({
+        "line": lagwise.ConvSPE(heads=2, head_dim=4, kernel_size=3),
+        "grid": lagwise.ConvSPE(heads=2, head_dim=4, kernel_size=3, grid=(5,)),
+    })  # fmt: skip
+    found, without = kernels_of(model, 10)
+    assert list(found) == ["line"] and found["line"].values.shape == (2, 19, 4)
+    assert len(without) == 1 and without[0].startswith("grid shows no kernels: ")
 
 
 @pytest.mark.parametrize(
@@ -234,12 +292,35 @@ def save_tokenizer(folder) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
 
 
-def test_the_command_looks_at_a_t5(tmp_path):
+def save_t5(folder) -> None:
     config = transformers.T5Config(
         vocab_size=16, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, dropout_rate=0.0
     )
-    transformers.T5Model(config).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path)
+    transformers.T5Model(config).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+WITHOUT_THE_HARNESS = """
+import sys
+# peft, where it is installed, asks for accelerate when transformers finds it.
+for name in ("accelerate", "datasets", "peft", "sacrebleu", "torchmetrics"):
+    sys.modules[name] = None
+from lagwise.cli import app
+app(["lens", sys.argv[1], "--text", "the cat sat", "--out", sys.argv[2]])
+"""
+
+
+def test_a_hugging_face_model_needs_nothing_of_the_harness(tmp_path):
+    save_t5(tmp_path)
+    out = tmp_path / "page.html"
+    words = [sys.executable, "-c", WITHOUT_THE_HARNESS, str(tmp_path), str(out)]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert facts(out.read_text())["tokens"] == WORDS[:3]
+
+
+def test_the_command_looks_at_a_t5(tmp_path):
+    save_t5(tmp_path)
     out = tmp_path / "page.html"
     ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--text", "the cat sat on a mat", "--tokens", "5", "--out", str(out)])
     assert ended.exit_code == 0, ended.output
@@ -250,6 +331,9 @@ def test_the_command_looks_at_a_t5(tmp_path):
         "encoder.block.0.layer.0.SelfAttention", "decoder.block.0.layer.0.SelfAttention"
     ]  # fmt: skip
     assert [layer["causal"] for layer in found["layers"]] == [False, True]
+    assert [each["name"] for each in found["edges"]] == [layer["name"] for layer in found["layers"]]
+    assert found["edges"][0]["now"] == lens.bucket_edges(lagwise.T5(heads=2)).tolist()
+    assert found["edges"][1]["now"] == lens.bucket_edges(lagwise.T5(heads=2, causal=True)).tolist()
     for words in (
         "has 6 tokens, of which the model reads the first 5",
         "are left out: 1 of 3 calls",
@@ -286,40 +370,20 @@ def test_a_folder_without_a_model_is_refused_in_words(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("LAGWISE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip(f"needs a browser: one of {', '.join(names)} on PATH, or its path in LAGWISE_CHROMIUM")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page; errors of its script, and what it asks of a network, make the test fail."""
-    tab = browser.new_page(viewport={"width": 1100, "height": 3000})
-    wrong = []
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.on("console", lambda message: wrong.append(message.text))
-    tab.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
+    with watched_tab(browser, tmp_path) as show:
 
-    def show(text: str):
-        (tmp_path / "page.html").write_text(text, encoding="utf-8")
-        tab.goto(f"file://{tmp_path}/page.html")
-        tab.wait_for_selector("[data-map=finalScore] canvas", state="attached")
-        return tab
+        def show_all(text: str):
+            tab = show(text)
+            tab.wait_for_selector("[data-map=finalScore] canvas", state="attached")
+            return tab
 
-    yield show
-    tab.close()
-    assert wrong == []
-
-
-def shown(number: float) -> float:
-    """Returns a number as the page shows it, to compare with."""
-    return pytest.approx(float(number), rel=2e-3, abs=1e-5)
+        yield show_all
 
 
 def last_number(text: str) -> float:
@@ -335,7 +399,7 @@ def test_a_browser_shows_the_chosen_head(opened):
     said = tab.inner_text("[data-curve-value]")
     peak = prior.peak_lag[1]
     assert said.startswith(f"lag {'+' if peak > 0 else ''}{peak}: prior probability ")
-    assert float(said.split("probability ")[1].split(";")[0]) == shown(prior.peak[1])
+    assert float(said.split("probability ")[1].split(";")[0]) == approximately(prior.peak[1])
     box = tab.locator("[data-curve] svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] * 0.99, box["y"] + box["height"] / 2)
     assert tab.inner_text("[data-curve-value]").startswith("lag +8: ")
@@ -343,11 +407,11 @@ def test_a_browser_shows_the_chosen_head(opened):
     tab.keyboard.press("ArrowLeft")
     said = tab.inner_text("[data-curve-value]")
     assert said.startswith("lag +7: ")
-    assert float(said.split("nats ")[1].split(";")[0]) == shown(prior.bias[1, -2])
+    assert float(said.split("nats ")[1].split(";")[0]) == approximately(prior.bias[1, -2])
     tab.click('[data-token="2"]')
     for kind in ("prior", "likelihood", "posterior"):
         values = tab.locator(f"[data-over] td[data-kind={kind}]").all_inner_texts()
-        assert [float(value) for value in values] == [shown(x) for x in getattr(parts, kind)[0, 1, 2]]
+        assert [float(value) for value in values] == [approximately(x) for x in getattr(parts, kind)[0, 1, 2]]
     assert tab.get_attribute("[data-over] tbody tr:nth-child(3)", "aria-current") == "true"
 
 
@@ -358,12 +422,16 @@ def test_a_browser_shows_maps_and_lines(opened):
     parts = calls[0].parts()
     arrays = {
         "posterior": parts.posterior,
+        "prior": parts.prior,
+        "likelihood": parts.likelihood,
         "priorScore": parts.prior_score,
         "contextScore": parts.context_score,
         "finalScore": parts.final_score,
     }
     for kind, values in arrays.items():
-        output = "[data-map-value]" if kind == "posterior" else "[data-score-value]"
+        output = {"posterior": "[data-map-value]", "prior": "[data-part-value]", "likelihood": "[data-part-value]"}.get(
+            kind, "[data-score-value]"
+        )
         canvas = tab.locator(f"[data-map={kind}] canvas")
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
@@ -371,10 +439,10 @@ def test_a_browser_shows_maps_and_lines(opened):
         tab.mouse.move(box["x"] + 3.5 * cell, box["y"] + 6.5 * cell)
         said = tab.inner_text(output)
         assert said.startswith("query 6 “and”, key 3 “on”, lag -3: ")
-        assert last_number(said) == shown(values[0, 1, 6, 3])
+        assert last_number(said) == approximately(values[0, 1, 6, 3])
         canvas.focus()
         tab.keyboard.press("ArrowDown")
-        assert last_number(tab.inner_text(output)) == shown(values[0, 1, 7, 3])
+        assert last_number(tab.inner_text(output)) == approximately(values[0, 1, 7, 3])
         tab.mouse.move(box["x"] + 6.5 * cell, box["y"] + 3.5 * cell)
         assert tab.inner_text(output).endswith("not seen")
     tab.locator("[data-map=posterior] canvas").click(position={"x": 5, "y": 5})
@@ -402,14 +470,138 @@ def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
     tab.focus("[data-ablation] svg")
     tab.keyboard.press("ArrowRight")
     assert tab.inner_text("[data-ablation-value]").startswith("1 of 1 heads: accuracy 0.75; last switched on: head 0 of a")
-    assert "2.5" in tab.inner_text("[data-ranges]")
+    assert "2.5" in tab.inner_text("[data-at5-table]")
+
+
+@pytest.mark.parametrize("encoding", ["t5", "rotary"])
+def test_a_browser_shows_all_heads_at_a_glance(opened, encoding):
+    calls = look(encoding)
+    tab = opened(made(calls))
+    assert tab.locator("[data-panel]").count() == 4
+    for layer, call in enumerate(calls):
+        mean = lens.average_attention([call.parts()])
+        lags, values = (mean.lags, mean.mean) if encoding == "rotary" else (call.prior().lags, call.prior().probability)
+        for head in range(2):
+            panel = tab.locator(f'[data-panel="{layer},{head}"]')
+            best = int(values[head].argmax())
+            said = panel.get_attribute("aria-label")
+            assert said.startswith(f"layer {layer}, head {head}: highest ") and said.endswith(
+                f"at lag {lags[best]:+d}".replace("+0", "0")
+            )
+            assert numbers_in(said)[2] == approximately(values[head, best])
+            heights = [float(point.split()[1]) for point in panel.locator("path").last.get_attribute("d")[1:].split("L")]
+            wanted = 34 - values[head] / values[head].max() * 31
+            assert heights == pytest.approx(wanted.tolist(), abs=0.06)
+
+
+def point_at_row(tab, mark: str, row: int) -> None:
+    """Points at a row of a chart."""
+    parent = tab.locator(f"[data-{mark}]")
+    parent.scroll_into_view_if_needed()
+    tab.wait_for_selector(f"[data-{mark}] svg")
+    box = parent.bounding_box()
+    unit = box["width"] / 900
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + (12 + 22 * (row + 0.5)) * unit)
+
+
+def test_a_browser_shows_ranges_and_chooses_heads_there(opened):
+    calls = look()
+    tab = opened(made(calls))
+    tab.select_option("[data-layer]", "1")
+    prior = calls[1].prior()
+    reached = lens.effective_range(prior.probability, prior.lags)
+    for head in range(2):
+        point_at_row(tab, "ranges", head)
+        assert numbers_in(tab.inner_text("[data-ranges-value]").replace("±", "")) == [
+            head, *(x for share, each in zip((50, 90, 99), reached[:, head].tolist(), strict=True) for x in (share, each))
+        ]  # fmt: skip
+        widths = [float(bar.get_attribute("width")) for bar in tab.locator(f'[data-range="{head}"] rect').all()]
+        lengths = reached[:, head].flip(0).log1p()
+        torch.testing.assert_close(torch.tensor(widths) / widths[0], lengths / lengths[0], atol=5e-3, rtol=0.0)
+    tab.focus("[data-ranges] svg")
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Enter")
+    assert tab.input_value("[data-head]") == "1"
+    assert tab.get_attribute('[data-range="1"]', "class") == "own"
+    tab.keyboard.press("ArrowUp")
+    assert tab.inner_text("[data-ranges-value]").startswith("head 0: ")
+
+
+def test_a_browser_shows_ranges_of_at5(opened):
+    ranges = {"encoder": torch.tensor([[2.5, torch.inf], [4.0, 1.0]]), "decoder": torch.tensor([[3.0, 12.0]])}
+    tab = opened(made(look(), ranges=ranges))
+    assert tab.inner_text("[data-at5-value]") == "head 0: past 2.5, future 4"
+    assert tab.locator("[data-at5] rect").count() == 4 and tab.locator("[data-at5] .inside").all_text_contents() == ["no end"]
+    tab.focus("[data-at5] svg")
+    tab.keyboard.press("ArrowDown")
+    assert tab.inner_text("[data-at5-value]") == "head 1: past no end, future 1"
+    tab.select_option("[data-at5-of]", label="decoder")
+    point_at_row(tab, "at5", 1)
+    assert tab.inner_text("[data-at5-value]") == "head 1: past 12"
+    widths = [float(bar.get_attribute("width")) for bar in tab.locator("[data-at5] rect").all()]
+    assert widths[1] / widths[0] == pytest.approx(np.log1p(12) / np.log1p(3), rel=1e-2)
+
+
+def test_a_browser_shows_edges_before_and_after_training(opened):
+    now, before = lagwise.AT5(heads=2, slopes=(4.0, 8.0)), lagwise.AT5(heads=2, slopes=(20.0, 40.0))
+    fixed = lens.bucket_edges(lagwise.T5(heads=2, causal=True))
+    edges = {"at5": lens.bucket_edges(now), "t5": fixed}
+    tab = opened(made(look(), edges=edges, edges_before={"at5": lens.bucket_edges(before)}))
+    tab.focus("[data-edges] svg")
+    tab.keyboard.press("ArrowDown")
+    said = tab.inner_text("[data-edges-value]")
+    found = numbers_in(said.replace("head 1: ", ""))
+    both = [lens.bucket_edges(each)[side, 1] for side in (0, 1) for each in (now, before)]
+    assert found == [pytest.approx(float(x), rel=6e-3) for x in torch.cat(both)]
+    assert tab.locator("[data-edges] .edge.before").count() == 2 * 2 * 15
+    tab.select_option("[data-edges-of]", label="t5")
+    marks = tab.locator("[data-edges] .edge")
+    assert [float(mark.get_attribute("data-edge")) for mark in marks.all()] == fixed[0, 0].tolist()
+    assert tab.locator("[data-edges] .edge.before").count() == 0
+    places = torch.tensor([float(mark.get_attribute("d")[1:].split()[0]) for mark in marks.all()])
+    # Marks of the past go to the left by the logarithm of the distance.
+    moved, wanted = places[0] - places, fixed[0, 0].log1p() - fixed[0, 0, 0].log1p()
+    torch.testing.assert_close(moved / moved[-1], wanted / wanted[-1], atol=1e-3, rtol=0.0)
+
+
+def test_a_browser_shows_kernels(opened):
+    found = lens.spe_kernels(lagwise.SineSPE(heads=2, head_dim=8), 9)
+    tab = opened(made(look(), kernels={"encoding": found}))
+    assert tab.locator("[data-kernels] path[data-name]").count() == tab.locator("[data-kernels] path.band").count() == 2
+    assert tab.is_hidden("[data-kernels-of]")
+    tab.focus("[data-kernels] svg")
+    for lag in (-1, -2):
+        tab.keyboard.press("ArrowLeft")
+        values = found.values[:, 8 + lag]
+        wanted = torch.stack([values.mean(-1), *values.quantile(torch.tensor([0.25, 0.75]), dim=-1)], dim=1)
+        said = numbers_in(tab.inner_text("[data-kernels-value]"))
+        assert said[0] == lag
+        assert said[2:5] + said[6:9] == [approximately(x) for x in wanted.flatten()]
+
+
+def test_a_browser_shows_other_lengths(opened):
+    found = lens.Extrapolation(torch.tensor([20, 40]), torch.tensor([0.5, 0.25]), 0.75, {})
+    tab = opened(made(look(), lengths=Lengths("test accuracy", found, 10)))
+    tab.focus("[data-lengths] svg")
+    for length, value in ((10, 0.75), (20, 0.5), (40, 0.25)):
+        said = tab.inner_text("[data-lengths-value]")
+        own = ", that of the training" if length == 10 else ""
+        assert said == f"length {length}{own}: test accuracy {value}; at the length of the training 0.75"
+        tab.keyboard.press("ArrowRight")
+    points = [
+        (float(dot.get_attribute("cx")), float(dot.get_attribute("cy"))) for dot in tab.locator("[data-lengths] circle").all()
+    ]
+    across, up = zip(*points, strict=True)
+    assert (across[1] - across[0]) / (across[2] - across[0]) == pytest.approx(1 / 3)
+    assert (up[1] - up[0]) / (up[2] - up[0]) == pytest.approx(0.5)
+    assert tab.locator("[data-lengths] .mark").count() == 2
 
 
 def test_a_browser_shows_a_model_without_a_bias_and_a_dark_page(opened):
     calls = look("rotary")
     tab = opened(made(calls))
     logit = lens.expected_logits([calls[0].parts()])["logit"]
-    assert float(tab.inner_text("[data-curve-value]").split("(no bias) ")[1].split(";")[0]) == shown(logit.mean[0].max())
+    assert float(tab.inner_text("[data-curve-value]").split("(no bias) ")[1].split(";")[0]) == approximately(logit.mean[0].max())
     # A copy is read, because reading a canvas twice makes the browser complain.
     brightness = """() => {
         const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -418,5 +610,5 @@ def test_a_browser_shows_a_model_without_a_bias_and_a_dark_page(opened):
     }"""
     light = tab.evaluate(brightness)
     tab.emulate_media(color_scheme="dark")
-    tab.wait_for_timeout(100)
-    assert tab.evaluate(brightness) < light
+    # The page is drawn anew some time later; a page that stays light fails by the time that runs out.
+    tab.wait_for_function(f"light => ({brightness})() < light", arg=light, polling=100, timeout=10_000)

@@ -3,15 +3,25 @@
 import csv
 import json
 import math
+import os
 import re
+import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
+import lagwise
+from lagwise import lens, pages
+from lagwise.encodings.base import Encoding
+from lagwise.lens.learned import learned_priors
 from lagwise.train import report
-from lagwise.train.compare import FAILURE, folder_of, groups, league
+from lagwise.train.compare import FAILURE, folder_of
 from lagwise.train.config import Config
+from lagwise.train.league import groups, league
+from lagwise.train.loop import Settings, make_config, train
 from lagwise.train.store import Run, write
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&{{data}}"
@@ -58,7 +68,52 @@ def read(text):
     return reader
 
 
-def make_run(out, encoding, seed, test, *, finish=True, sample=False, lengths=None, device="a CPU", **fields):
+@contextmanager
+def chromium():
+    """Starts a browser; skips the test where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("LAGWISE_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"needs a browser: one of {', '.join(names)} on PATH, or its path in LAGWISE_CHROMIUM")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def watched_tab(browser, folder):
+    """Gives a function that shows a page in a tab; errors of its script, and what it asks of a network, fail at the end."""
+    tab = browser.new_page(viewport={"width": 1100, "height": 3000})
+    wrong = []
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on("console", lambda message: wrong.append(message.text))
+    tab.on("request", lambda request: request.url.startswith("file:") or wrong.append(request.url))
+
+    def show(text):
+        (folder / "page.html").write_text(text, encoding="utf-8")
+        tab.goto(f"file://{folder}/page.html")
+        return tab
+
+    yield show
+    tab.close()
+    assert wrong == []
+
+
+def approximately(number):
+    """Returns a number to compare with one that a page shows, in four digits."""
+    return pytest.approx(float(number), rel=2e-3, abs=1e-5)
+
+
+def numbers_in(text):
+    """Returns all numbers of a text, in its order."""
+    return [float(each) for each in re.findall(r"-?\d+\.?\d*(?:e[+-]?\d+)?", text)]
+
+
+def make_run(
+    out, encoding, seed, test, *, finish=True, sample=False, lengths=None, device="a CPU", priors=None, **fields
+):  # fmt: skip
     config = replace(Config("process-50", steps=30), encoding=encoding, seed=seed, **fields)
     run = Run.create(folder_of(out, config), config, {"device": device, "data": "generated or built-in sample", "commit": None})
     for step in (10, 20, 30):
@@ -71,7 +126,7 @@ def make_run(out, encoding, seed, test, *, finish=True, sample=False, lengths=No
         run.finish({
             "parameters": 1000, "encoding_parameters": 12, "steps": 30, "seconds": 3.0, "tokens_per_second": 1234.0,
             "peak_memory": 3 * 2**20, "sample": sample, "validation": scores, "test": scores, "lengths": lengths or {},
-        })  # fmt: skip
+        }, priors)  # fmt: skip
     return run
 
 
@@ -215,3 +270,155 @@ def test_a_report_is_three_files(runs, tmp_path):
 def test_there_must_be_something_to_report(tmp_path):
     with pytest.raises(ValueError, match="at least one that is complete"):
         report.page([make_run(tmp_path, "t5", 0, 0.5, finish=False)], "")
+
+
+# What the encodings learned
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_priors_are_those_of_the_lens(causal):
+    kind = lagwise.nn.Decoder if causal else lagwise.nn.Encoder
+    for name in ("t5", "at5", "alibi", "xl"):
+        model = kind(16, layers=2, heads=2, encoding=name).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        (found,) = learned_priors(model, 10)
+        wanted = lens.prior(model.encoding, 10, causal=causal, scale=8**-0.5)
+        assert (found["name"], found["encoding"], found["first"]) == ("encoding", type(model.encoding).__name__, wanted.lags[0])
+        torch.testing.assert_close(torch.tensor(found["bias"]), wanted.bias, atol=0.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_stochastic_encodings_have_kernels_of_each_layer(causal):
+    kind = lagwise.nn.Decoder if causal else lagwise.nn.Encoder
+    model = kind(16, layers=2, heads=2, encoding="sine-spe", per_layer="gate").eval()
+    found = learned_priors(model, None)
+    assert [each["name"] for each in found] == ["layers.0.attention.encoding", "layers.1.attention.encoding"]
+    wanted = lens.spe_kernels(model.layers[1].attention.encoding, 129).values.mean(-1)
+    torch.testing.assert_close(torch.tensor(found[1]["kernel"]), wanted[:, :129] if causal else wanted, atol=0.0, rtol=1e-5)
+    assert found[0]["kernel"] != found[1]["kernel"] and found[1]["first"] == -128
+
+
+def test_both_stacks_of_a_model_are_told_and_what_has_no_prior_has_a_reason():
+    class Broken(Encoding):
+        def terms(self, first, last, *, scale, seed=None):
+            raise RuntimeError("out of order")
+
+    stacks = {
+        "encoder": lagwise.nn.Encoder(16, layers=1, heads=2, encoding="t5"),
+        "decoder": lagwise.nn.Decoder(16, layers=1, heads=2, encoding="t5"),
+        "rotary": lagwise.nn.Encoder(16, layers=1, heads=2, encoding="rotary"),
+        "sinusoidal": lagwise.nn.Encoder(16, layers=1, heads=2, encoding="sinusoidal"),
+        "broken": lagwise.nn.Encoder(16, layers=1, heads=2, encoding=Broken()),
+        "none": lagwise.nn.Encoder(16, layers=1, heads=2),
+    }
+    found = {each["name"]: each for each in learned_priors(torch.nn.ModuleDict(stacks).eval(), 6)}
+    assert list(found) == [f"{name}.encoding" for name in stacks if name != "none"]
+    assert (len(found["encoder.encoding"]["bias"][0]), len(found["decoder.encoding"]["bias"][0])) == (11, 6)
+    assert "no bias" in found["rotary.encoding"]["reason"] and "absolute" in found["sinusoidal.encoding"]["reason"]
+    assert found["broken.encoding"]["reason"] == "RuntimeError: out of order"
+
+
+def test_a_run_stores_its_priors_until_it_goes_on(tmp_path):
+    small = {"length": 8, "train": 8, "validation": 4, "test": 4}
+    config = make_config("process-50", "alibi", steps=1, dim=8, layers=1, heads=2, batch=4, task_options=small)
+    train(config, tmp_path, Settings(device="cpu"))
+    run = Run(tmp_path)
+    assert run.priors is not None
+    wanted = lens.prior(lagwise.ALiBi(heads=2), 8).bias.tolist()
+    assert run.priors == [{"name": "encoder.encoding", "encoding": "ALiBi", "first": -7, "bias": pages.finite(wanted)}]
+    run.forget_after(0)
+    assert run.priors is None and run.result is None
+
+
+def stored(name, *rows, first=-1, kind="bias"):
+    return {"name": name, "encoding": "T5", "first": first, kind: [list(row) for row in rows]}
+
+
+@pytest.fixture
+def with_priors(tmp_path):
+    """Runs with priors of two parts, with a kernel, with a reason, without positions, and from before priors were stored."""
+    told = {
+        "t5": [stored("encoder.encoding", (0.0, 1.0, 2.0), (3.0, 0.0, None)), stored("decoder.encoding", (0.0, 1.0), (2.0, 0.0))],
+        "sine-spe": [stored("encoder.encoding", (0.5, 1.0, -0.25), (0.25, 0.75, 0.5), kind="kernel")],
+        "rotary": [{"name": "encoder.encoding", "encoding": "Rotary", "reason": "it has <no> bias"}],
+        "xpos": [{"name": "encoder.encoding", "encoding": "XPos", "reason": "it has <no> bias"}],
+        "none": [],
+        "at5": None,
+    }
+    found = [make_run(tmp_path, name, 3, 0.5, priors=priors) for name, priors in told.items()]
+    return [*found, make_run(tmp_path, "t5", 7, 0.5, priors=[stored("encoder.encoding", (9.0, 0.0, 0.0))])]
+
+
+def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_priors):
+    text = report.page(with_priors, "")
+    (group,) = data_in(text)["groups"]
+    assert list(group["priors"]) == ["t5", "sine-spe"] and group["priors"]["t5"]["seed"] == 3
+    first, second = group["priors"]["t5"]["learned"]
+    assert (first["name"], second["name"], first["what"]) == ("encoder.encoding", "decoder.encoding", "prior probability")
+    assert first["rows"][0] == pytest.approx(torch.tensor([0.0, 1.0, 2.0]).softmax(0).tolist(), rel=1e-5)
+    assert first["rows"][1] == pytest.approx([math.exp(3) / (math.exp(3) + 1), 1 / (math.exp(3) + 1), 0.0], rel=1e-5)
+    assert group["priors"]["sine-spe"]["learned"][0]["rows"][1] == [0.25, 0.75, 0.5]
+    wanted = (
+        "Without an exact prior: rotary, xpos (it has &lt;no&gt; bias); none (its model has no positions); "
+        "at5 (its run is from before priors were stored: run it with --again)."
+    )
+    assert wanted in text
+
+
+def test_without_any_prior_there_is_no_chart(runs):
+    text = report.page(runs, "")
+    assert "data-prior>" not in text and "its run is from before priors were stored" in text
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    with watched_tab(browser, tmp_path) as show:
+        yield show
+
+
+def test_a_browser_shows_priors_and_kernels(opened, with_priors):
+    tab = opened(report.page(with_priors, ""))
+    tab.select_option("[data-prior]", "t5")
+    assert "From seed 3" in tab.inner_text("[data-prior-words]")
+    wanted = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, -torch.inf]]).softmax(-1)
+    assert tab.locator("[data-priors] path[data-name]").count() == 2
+    tab.focus("[data-priors] svg")
+    for key, lag in (("ArrowLeft", -1), ("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 1)):
+        tab.keyboard.press(key)
+        said = tab.inner_text("[data-prior-values]")
+        assert said.startswith(f"lag {'+' if lag > 0 else ''}{lag}: ")
+        assert numbers_in(said.split(": ", 1)[1])[1::2] == [approximately(x) for x in wanted[:, lag + 1]]
+    tab.select_option("[data-part]", label="decoder.encoding")
+    assert numbers_in(tab.inner_text("[data-prior-values]"))[2::2] == [
+        approximately(x) for x in torch.tensor([[0.0, 1.0], [2.0, 0.0]]).softmax(-1)[:, 1]
+    ]
+    tab.select_option("[data-prior]", "sine-spe")
+    assert tab.is_hidden("[data-part]") and "kernel stands here" in tab.inner_text("[data-prior-words]")
+    box = tab.locator("[data-priors] svg").bounding_box()
+    tab.mouse.move(box["x"] + 70, box["y"] + 50)
+    assert tab.inner_text("[data-prior-values]") == "lag -1: head 0 0.5; head 1 0.25"
+
+
+def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
+    tab = opened(report.page(runs, ""))
+    assert tab.inner_text("[data-values]").startswith("Step 30: at5 0.8317 (0.8267 to 0.8367); t5 0.7867")
+    tab.focus("[data-curves] svg")
+    tab.keyboard.press("ArrowLeft")
+    assert tab.inner_text("[data-values]").startswith("Step 20: at5 0.815 ")
+    tab.select_option("[data-what]", "training loss")
+    assert "Step 30: at5 0.5333 (0.03333 to 1.033)" in tab.inner_text("[data-values]")
+    tab.locator("[data-league] thead button").nth(2).click()
+    assert tab.locator("[data-league] tbody th").all_inner_texts() == ["none", "t5", "at5"]
+    tab.select_option("[data-baseline]", "none")
+    assert tab.locator("[data-differences] tbody th").all_inner_texts() == ["at5", "t5"]
+    assert tab.locator("[data-scatter] circle").count() == 3

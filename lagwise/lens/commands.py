@@ -12,16 +12,23 @@ from lagwise.console import console
 from lagwise.train.commands import Data, Device, in_words, settings_of, trained
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from lagwise.lens import Ablation, Call
+    from lagwise.encodings import T5
+    from lagwise.lens import Ablation, Call, Kernels
+    from lagwise.lens.page import Lengths
     from lagwise.tasks.base import Batch, Task
+    from lagwise.train.loop import Session
 
 TEXT = (
     "The clockmaker who mended the old lamp on the long bridge forgot his blue umbrella there, and when the rain came, "
     "the baker carried it home for him."
 )
 """What a Hugging Face model reads unless a text is given."""
+
+
+POSITIONS = ("position_embeddings", "embed_positions", "wpe")
+"""What models call their tables of absolute positions."""
 
 
 class Look(NamedTuple):
@@ -34,6 +41,8 @@ class Look(NamedTuple):
     notes: list[str]
     ablation: "Ablation | None" = None
     metric: str = ""
+    edges_before: "dict[str, Tensor] | None" = None
+    lengths: "Lengths | None" = None
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +53,7 @@ def register(app: typer.Typer) -> None:
 @in_words()
 def lens(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_RUN", help="The folder of a run, or a Hugging Face model.")],
-    text: Annotated[str | None, typer.Option(help="What the model reads; of runs, only those of language modelling do.")] = None,
+    text: Annotated[str | None, typer.Option(help="What the model reads; of runs, those of tasks on plain text.")] = None,
     example: Annotated[int, typer.Option(help="Of runs: the number of the example of the test split that is read.")] = 0,
     tokens: Annotated[int, typer.Option(help="Of Hugging Face models: tokens of the text at most.")] = 512,
     ablate: Annotated[
@@ -59,13 +68,17 @@ def lens(
         lagwise lens runs/process-50/at5/0123456789ab-seed0 --ablate
         lagwise lens google-t5/t5-small --text "The cat sat on the mat." --out t5.html
 
-    Models are those of runs with softmax attention, and those of Hugging Face that can have attn_implementation="lagwise", by
-    name or folder. The page is one file that needs nothing else.
+    Models are those of runs, and those of Hugging Face that can have attn_implementation="lagwise", by name or folder. Linear
+    attention is shown too, but not with rotary, whose weights are no probabilities there. The page is one file that needs nothing
+    else.
     """
     from lagwise.lens.page import page
     from lagwise.train.store import ENVIRONMENT
 
-    if (Path(model) / ENVIRONMENT).is_file():
+    is_run = (Path(model) / ENVIRONMENT).is_file()
+    if example and (text is not None or not is_run):
+        raise ValueError("--example must be left out beside --text, and for a Hugging Face model, which has no test split")
+    if is_run:
         look = look_at_run(Path(model), text, example, data, device, ablate)
     elif ablate:
         raise ValueError("--ablate must be left out for a Hugging Face model, which comes without a metric: call lens.ablate")
@@ -75,10 +88,12 @@ def lens(
         look = look_at_pretrained(model, TEXT if text is None else text, tokens)
     title = f"The lens on {look.name}"
     command = shlex.join(["lagwise", *sys.argv[1:]])
-    ranges = ranges_of(look.model)
+    kernels, without = kernels_of(look.model, max(call.q.shape[2] for call in look.calls))
+    look.notes.extend(without)
     made = page(
-        look.calls, look.tokens, title=title, command=command, notes=look.notes, ranges=ranges, ablation=look.ablation,
-        metric=look.metric,
+        look.calls, look.tokens, title=title, command=command, notes=look.notes, ranges=ranges_of(look.model),
+        edges=edges_of(look.model), edges_before=look.edges_before, kernels=kernels, lengths=look.lengths,
+        ablation=look.ablation, metric=look.metric,
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(made, encoding="utf-8")
@@ -107,47 +122,63 @@ def look_at_run(folder: Path, text: str | None, example: int, data: str | None, 
     with torch.no_grad(), capture(model) as calls:
         model(to_device(batch, session.device))
     config, texts = session.config, len(calls[0].q)
+    calls = [first_text(call) for call in calls]
     read = f"example {example} of the test split" if text is None else "the given text"
     notes = [f"The model has seed {config.seed} and was trained for {session.step:,} steps. It reads {read}."]
     notes += [f"The example is a group of {texts} texts, of which this is the first."] if texts > 1 else []
+    notes += linear_notes(calls)
     notes += ["The data is the small built-in sample: these numbers mean little. Pass --data."] if task.is_sample else []
     name, tokens = f"{config.task} with {config.encoding}", words_of(task, model, batch)
-    if not ablate:
-        return Look(name, model, [first_text(call) for call in calls], tokens, notes)
     metric = next(iter(task.metrics()))
-    found = switch_on(model, lambda: session.evaluate("validation")[metric])
-    return Look(name, model, [first_text(call) for call in calls], tokens, notes, found, f"validation {metric}")
+    found = switch_on(model, lambda: session.evaluate("validation")[metric]) if ablate else None
+    before = edges_of(untrained(session)) if ranges_of(model) else None
+    return Look(name, model, calls, tokens, notes, found, f"validation {metric}", before, lengths_of(session, metric))
+
+
+def linear_notes(calls: "list[Call]") -> list[str]:
+    """Returns what a reader must know of linear attention; raises for scores that the page cannot draw."""
+    linear = [call for call in calls if call.feature_map is not None]
+    for call in linear:
+        parts = call.parts()
+        if bool((parts.context_score.isinf() & parts.visible[:, None]).any()):
+            raise ValueError(
+                f"weights must be above 0 to have a logarithm, but {call.layer} has some that are 0: read another text, or take "
+                "call.parts() of lens.capture"
+            )
+    if not linear:
+        return []
+    return [
+        "Attention is linear: the context score is the logarithm of the product of the features of query and key, up to a "
+        "constant of each query, which cancels. Prior, likelihood and posterior are exact."
+    ]
 
 
 def batch_of(task: "Task", text: str) -> "Batch":
     """Returns a text as a batch of one, for tasks that read text."""
-    import torch
+    check_text(text)
+    return task.text_batch(text)
 
-    from lagwise.tasks.lm import LanguageModel
 
-    if not isinstance(task, LanguageModel):
-        raise ValueError("--text must be left out for a run of this task, whose examples are not plain text: pass --example")
-    row = torch.tensor([[task.alphabet.end, *task.codes(text)]])
-    return {"tokens": row, "chosen": torch.arange(row.shape[1])}
+def check_text(text: str) -> None:
+    """Raises for a text without words."""
+    if not text.strip():
+        raise ValueError("--text must have words to read, but is empty")
 
 
 def words_of(task: "Task", model: "nn.Module", batch: "Batch") -> list[str]:
-    """Returns what the page calls the tokens of the first text of a batch: pieces of text, or the numbers that the model reads.
+    """Returns what the page calls the tokens of the first text of a batch, as the task names them.
 
-    Where there are no tokens, and where a decoder reads other ones than the encoder, they are called by their places.
+    They are called by their places where there are no tokens, and where a decoder reads as many other ones as the encoder, since
+    the page knows one text by its number of tokens.
     """
-    from lagwise.tasks.lm import LanguageModel
     from lagwise.tasks.models import Classifier
 
     before = ["[first]"] if isinstance(model, Classifier) and model.first is not None else []
-    if "tokens" not in batch or "inputs" in batch:
-        values = next(iter(batch.values()))
+    values = batch["tokens"] if "tokens" in batch else next(iter(batch.values()))
+    if "tokens" not in batch or ("inputs" in batch and batch["inputs"].shape[-1] == values.shape[-1]):
         return [*before, *(str(place) for place in range(values.shape[1]))]
-    tokens = batch["tokens"][0].tolist()
-    if isinstance(task, LanguageModel):
-        special = task.alphabet.special
-        return ["[special]" if special[token] else task.decoded([token]) for token in tokens]
-    return [*before, *map(str, tokens)]
+    # Those of a pair of texts have one more axis.
+    return [*before, *task.token_names(values.flatten(0, -2)[0].tolist())]
 
 
 def first_text(call: "Call") -> "Call":
@@ -171,6 +202,9 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
 
     from lagwise.lens import capture
 
+    check_text(text)
+    if most < 1:
+        raise ValueError(f"--tokens must be at least 1, but is {most}")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"MODEL_OR_RUN must be a run, or a model with its tokenizer, but {name} has no config.json")
     try:
@@ -180,8 +214,13 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
         raise ValueError(
             f"MODEL_OR_RUN must be a run, or a model with its tokenizer, but {name} cannot be loaded: {error}"
         ) from error
-    ids = tokenizer(text)["input_ids"]
-    longest = min(most, tokenizer.model_max_length)
+    # Without files transformers makes a tokenizer that knows no word, and says nothing.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(f"MODEL_OR_RUN must be a run, or a model with its tokenizer, but {name} has none: save it there too")
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    if not ids:
+        raise ValueError(f"--text must have tokens of the model, but its tokenizer finds none in {text!r}")
+    longest = min(most, tokenizer.model_max_length, last_position(model))
     notes = [f"The text has {len(ids):,} tokens, of which the model reads the first {longest:,}."] if len(ids) > longest else []
     row = torch.tensor([ids[:longest]])
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row)}
@@ -190,7 +229,23 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
         notes.append("The decoder reads the same text as the encoder.")
     with torch.no_grad(), capture(model) as calls:
         model(**inputs)
+    notes += linear_notes(calls)
     return Look(Path(name).name, model, calls, tokenizer.convert_ids_to_tokens(ids[:longest]), notes)
+
+
+def last_position(model: Any) -> int:
+    """Returns how many tokens a Hugging Face model has positions for; without bound where it adds none to its input."""
+    from torch import nn
+
+    from lagwise.hf.bert import TYPES
+    from lagwise.hf.convert import UnusedEmbedding, longest
+
+    if getattr(model.config, "position_embedding_type", None) in TYPES:
+        return model.config.max_position_embeddings
+    named = (module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] in POSITIONS)
+    tables = [table for table in named if isinstance(table, nn.Embedding) and not isinstance(table, UnusedEmbedding)]
+    # Some tables have places before the first position, of which the config tells.
+    return min([model.config.max_position_embeddings, *map(longest, tables)]) if tables else sys.maxsize
 
 
 def load(name: str) -> Any:
@@ -206,9 +261,71 @@ def load(name: str) -> Any:
     return AutoModel.from_pretrained(name, attn_implementation=NAME).eval()
 
 
-def ranges_of(model: "nn.Module") -> dict[str, Any]:
+def ranges_of(model: "nn.Module") -> "dict[str, Tensor]":
     """Returns the dependency ranges of each AT5 of a model, by its name."""
     from lagwise.encodings import AT5
     from lagwise.lens import dependency_ranges
 
     return {name: dependency_ranges(module).cpu() for name, module in model.named_modules() if isinstance(module, AT5)}
+
+
+def edges_of(model: "nn.Module | None") -> "dict[str, Tensor]":
+    """Returns where the buckets of each T5 and AT5 of a model begin, by its name; those of Hugging Face count too."""
+    from lagwise.encodings import AT5, T5
+    from lagwise.lens import bucket_edges
+
+    found = {}
+    for name, module in () if model is None else model.named_modules():
+        if isinstance(module, AT5 | T5):
+            found[name] = bucket_edges(module).cpu()
+        elif hasattr(module, "relative_attention_bias"):
+            found[name] = bucket_edges(with_buckets_of(module))
+    return found
+
+
+def with_buckets_of(module: Any) -> "T5":
+    """Returns an encoding with the buckets of a layer of Hugging Face's T5, or of its MPNet, which has always the same."""
+    from lagwise.encodings import T5
+    from lagwise.hf.mpnet import BUCKETS, MAX_LAG
+
+    buckets = getattr(module, "relative_attention_num_buckets", BUCKETS)
+    max_lag = getattr(module, "relative_attention_max_distance", MAX_LAG)
+    return T5(heads=1, buckets=buckets, max_lag=max_lag, causal=bool(getattr(module, "is_decoder", False)))
+
+
+def kernels_of(model: "nn.Module", length: int) -> "tuple[dict[str, Kernels], list[str]]":
+    """Returns the kernels of each stochastic encoding of a model by its name, and in words which have none."""
+    from lagwise.encodings import StochasticEncoding
+    from lagwise.lens import Kernels, spe_kernels
+
+    found, without = {}, []
+    for name, module in model.named_modules():
+        if isinstance(module, StochasticEncoding):
+            try:
+                found[name] = Kernels(*(values.cpu() for values in spe_kernels(module, length)))
+            except ValueError as error:
+                without.append(f"{name} shows no kernels: {error}")
+    return found, without
+
+
+def untrained(session: "Session") -> "nn.Module | None":
+    """Returns the model of a run as it was before its training; None for one that started from another run."""
+    import torch
+
+    config = session.config
+    if config.start:
+        return None
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        return session.task.model(config)
+
+
+def lengths_of(session: "Session", metric: str) -> "Lengths | None":
+    """Returns how a run does at other lengths; None for one that was not evaluated there, or is not complete."""
+    from lagwise.lens import extrapolation
+    from lagwise.lens.page import Lengths
+
+    result = None if session.run is None else session.run.result
+    if result is None or not result["lengths"]:
+        return None
+    return Lengths(f"test {metric}", extrapolation(result, metric), getattr(session.task.options, "length", None))

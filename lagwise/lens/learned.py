@@ -1,12 +1,19 @@
-"""What single encodings learned, in their own terms: ranges and buckets of AT5, kernels of SPE."""
+"""What encodings learned, in their own terms: ranges and buckets of AT5, kernels of SPE, and what a run stores of all."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from lagwise.encodings import AT5, T5, Encoding, StochasticEncoding
+from lagwise.encodings import AT5, T5, Encoding, NoEncoding, StochasticEncoding
+from lagwise.lens.priors import prior
+from lagwise.nn import RelativeAttention
+from lagwise.noise import draw_seed
+from lagwise.pages import finite
+
+FARTHEST_LAG = 128
+"""Where the priors that a run stores end on each side."""
 
 
 class Kernels(NamedTuple):
@@ -77,3 +84,47 @@ def spe_kernels(encoding: StochasticEncoding, length: int) -> Kernels:
     assert gain is not None
     values = gain.window(first, last)
     return Kernels(torch.arange(first, last + 1, device=values.device), values)
+
+
+def learned_priors(model: nn.Module, length: int | None) -> list[dict[str, Any]]:
+    """Returns what each position encoding of a model learned, by lag, as JSON knows it.
+
+    Each has its `name` in the model and its class as `encoding`, and beside them the `first` lag and a row of numbers for each
+    head: the `bias` that makes the prior, or of a stochastic encoding the `kernel`, in the mean over the channels. One that has
+    neither has the `reason` instead.
+
+    Args:
+        model: The model, in evaluation mode.
+        length: How many tokens its sequences have, if that is known: lags end there, and at `FARTHEST_LAG`.
+    """
+    reach = FARTHEST_LAG if length is None else min(length - 1, FARTHEST_LAG)
+    found = []
+    for name, encoding in model.named_modules():
+        if not isinstance(encoding, Encoding) or isinstance(encoding, NoEncoding):
+            continue
+        owner = model.get_submodule(name.rpartition(".")[0])
+        try:
+            learned = learned_by_lag(encoding, owner, reach)
+        except Exception as error:
+            # A training that is done must not be lost for want of a picture.
+            learned = {"reason": str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+        found.append({"name": name, "encoding": type(encoding).__name__, **finite(learned)})
+    return found
+
+
+@torch.no_grad()
+def learned_by_lag(encoding: Encoding, owner: nn.Module, reach: int) -> dict[str, Any]:
+    """Returns the bias or the kernel of an encoding by lag, or the reason why there is none."""
+    if encoding.absolute:
+        return {"reason": "it is absolute, and acts on the model's input before attention"}
+    attention = next((module for module in owner.modules() if isinstance(module, RelativeAttention)), None)
+    causal = getattr(encoding, "causal", False) or (attention is not None and attention.causal)
+    last = 0 if causal else reach
+    if isinstance(encoding, StochasticEncoding):
+        kernels = spe_kernels(encoding, reach + 1)
+        return {"first": -reach, "kernel": kernels.values[:, kernels.lags <= last].mean(-1).tolist()}
+    scale = getattr(owner, "scaling", None) if attention is None else attention.scale
+    seed = draw_seed(False, next(owner.parameters()).device)
+    if encoding.terms(-reach, last, scale=1.0, seed=seed).bias is None:
+        return {"reason": "it has no bias, so that what it does depends on the content"}
+    return {"first": -reach, "bias": prior(encoding, reach + 1, causal=causal, scale=scale).bias.tolist()}

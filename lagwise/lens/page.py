@@ -1,25 +1,25 @@
 """A page about what a model learned about position: one file of HTML that needs nothing else, with charts to point at."""
 
 import math
-import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lagwise.bench.plot import COLOURS
+from lagwise import pages
 from lagwise.lens.ablation import Ablation, PriorHead
 from lagwise.lens.capture import Call
+from lagwise.lens.learned import Kernels
 from lagwise.lens.metrics import SHARES, effective_range, entropy
 from lagwise.lens.parts import Parts, expected_logits, mean_by_lag
 from lagwise.lens.priors import Prior
-from lagwise.train.report import cell, embedded, html_table
+from lagwise.lens.results import Extrapolation
+from lagwise.pages import cell, html_table
 
 MAP_BYTES, CURVE_BYTES = 2_600_000, 1_700_000
 """What maps and curves of all heads may take of a page: with the rest it stays below 5 MB."""
@@ -27,11 +27,22 @@ MAP_BYTES, CURVE_BYTES = 2_600_000, 1_700_000
 MOST_TOKENS = 256
 """Tokens of the largest map: more cannot be told apart on a screen."""
 
+KERNEL_BYTES = 250_000
+"""What kernels may take of a page."""
+
 HIDDEN = 65535
 """Stands in a map for a key that the query may not see."""
 
-BORROWED = ("element", "sortable", "ticks", "chart")
-"""The functions of the report's script that this page uses too."""
+Edges: TypeAlias = Float[Tensor, "directions heads edges"]
+
+
+class Lengths(NamedTuple):
+    """How a run does at other lengths than that of its training."""
+
+    metric: str
+    found: Extrapolation
+    length: int | None = None
+    """The length of the training, if it is one."""
 
 
 def page(
@@ -42,6 +53,10 @@ def page(
     command: str,
     notes: Sequence[str] = (),
     ranges: Mapping[str, Float[Tensor, "directions heads"]] | None = None,
+    edges: Mapping[str, Edges] | None = None,
+    edges_before: Mapping[str, Edges] | None = None,
+    kernels: Mapping[str, Kernels] | None = None,
+    lengths: Lengths | None = None,
     ablation: Ablation | None = None,
     metric: str = "",
 ) -> str:
@@ -54,6 +69,10 @@ def page(
         command: The command line that asked for it.
         notes: What a reader must know before the numbers.
         ranges: What `dependency_ranges` found, by the name of the encoding.
+        edges: What `bucket_edges` found, by the name of the encoding.
+        edges_before: The same before the training, of those that the training moved.
+        kernels: What `spe_kernels` found, by the name of the encoding.
+        lengths: What `extrapolation` found.
         ablation: What `ablate` found.
         metric: The name of the metric of the ablation.
     """
@@ -70,25 +89,27 @@ def page(
         "tokens": list(tokens),
         "layers": layers,
         "hidden": HIDDEN,
+        "at5": [{"name": name, "ranges": found.tolist()} for name, found in (ranges or {}).items()],
+        "edges": edges_facts(edges or {}, edges_before or {}),
+        "kernels": kernels_facts(kernels or {}, past_only=all(call.causal for call in kept)),
+        "lengths": lengths and lengths_facts(lengths),
         "ablation": ablation
         and {"metric": metric, "values": ablation.values, "heads": [ablation_name(h) for h in ablation.order]},
     }
     said = [*notes, *page_notes(calls, kept, layers, tokens, reach)]
     values = {
         "title": escape(title),
-        "style": report_part(r"<style>(.*?)</style>").replace("{{colours}}", f"--c0:{COLOURS[0]};--c1:{COLOURS[4]};"),
-        "borrowed": "\n".join(report_part(rf"^(function {name}\(.*?^}}\n)") for name in BORROWED),
-        "number": report_part(r"^(const number = .*?;)$"),
-        "notes": "".join(f'<p class="note" role="note">{escape(each)}</p>' for each in said),
+        "notes": pages.notes(said),
         "heads": html_table(HEADERS, "".join(rows), "data-heads"),
-        "ranges": ranges_section(ranges or {}),
+        "at5": at5_section(ranges) if ranges else "",
+        "edges": edges_section(edges_before or {}) if edges else "",
+        "kernels": KERNELS if kernels else "",
+        "lengths": lengths_section(lengths) if lengths else "",
         "ablation": ABLATION if ablation else "",
         "command": escape(command),
-        "data": embedded(data),
+        "data": pages.embedded(data),
     }
-    template = files("lagwise.lens").joinpath("page.html").read_text(encoding="utf-8")
-    # In one pass: what is filled in is never read as a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+    return pages.fill(pages.text_of("lagwise.lens", "page.html"), values)
 
 
 HEADERS = (
@@ -96,20 +117,29 @@ HEADERS = (
     *(f"{100 * share:g} % within" for share in SHARES),
 )  # fmt: skip
 
-ABLATION = (
-    '<h2 id="ablation">Priors switched on one by one</h2><p>The metric with the priors of no head, of the one with the lowest '
-    "peak, and so on up to all. Point at the chart, or focus it and use the arrow keys.</p>"
-    "<div data-ablation></div><output data-ablation-value></output>"
+READ = "Point at the chart, or focus it and use the arrow keys, to read values."
+
+
+def drawn(mark: str, title: str, words: str) -> str:
+    """Returns a section with a chart that the page's script draws, and a choice of encodings where it has several."""
+    return (
+        f'<h2 id="{mark}">{title}</h2><p><label>Of <select data-{mark}-of></select></label> {words} {READ}</p>'
+        f'<div data-{mark}></div><output class="small" data-{mark}-value aria-live="polite"></output>'
+    )
+
+
+ABLATION = drawn(
+    "ablation",
+    "Priors switched on one by one",
+    "The metric with the priors of no head, of the one with the lowest peak, and so on up to all.",
 )
 
-
-def report_part(pattern: str) -> str:
-    """Returns a part of the report's template, so that both pages look and work alike."""
-    template = files("lagwise.train").joinpath("report.html").read_text(encoding="utf-8")
-    found = re.search(pattern, template, flags=re.DOTALL | re.MULTILINE)
-    if found is None:
-        raise ValueError(f"the report's template must have {pattern!r}, which the lens borrows, but does not")
-    return found[1]
+KERNELS = drawn(
+    "kernels",
+    "Kernels of SPE",
+    "The factor by which the lag multiplies the content product of each channel, the gate included: 1 is position-free. Lines "
+    "are means over the channels of a head, bands hold the middle half of the channels.",
+)
 
 
 def kept_calls(calls: Sequence[Call]) -> list[Call]:
@@ -167,6 +197,7 @@ def layer_facts(call: Call, parts: Parts, curve: Prior, *, shown: int, reach: in
         "heads": call.q.shape[1],
         "causal": call.causal,
         "bias": call.terms.bias is not None,
+        "ranges": effective_range(curve.probability, curve.lags).tolist(),
         "tokens": call.q.shape[2],
         "shown": size,
         "first": int(curve.lags[near][0]),
@@ -263,17 +294,64 @@ def ablation_name(head: PriorHead) -> str:
     return f"head {head.head} of {layers}, peak {head.peak:.3f} at lag {head.peak_lag:+d}"
 
 
-def ranges_section(ranges: Mapping[str, Float[Tensor, "directions heads"]]) -> str:
-    """Returns AT5's ranges as a table; nothing if there are none."""
-    if not ranges:
-        return ""
+def at5_section(ranges: Mapping[str, Float[Tensor, "directions heads"]]) -> str:
+    """Returns AT5's ranges as a chart of an encoding, and as a table of all."""
     directions = ("past", "future")[: max(len(found) for found in ranges.values())]
     body = ""
     for name, found in ranges.items():
         for head, own in enumerate(found.T.tolist()):
             cells = "".join(cell(each, f"{each:.1f}" if math.isfinite(each) else "no end") for each in own)
+            cells += cell(None, "-") * (len(directions) - len(own))
             body += f'<tr><th scope="row">{escape(name)}, head {head}</th>{cells}</tr>'
-    return (
-        '<h2 id="ranges">Learned dependency ranges of AT5</h2><p>In tokens. Distances much beyond the range are all the same to '
-        f"a head.</p>{html_table(('encoding and head', *directions), body, 'data-ranges')}"
+    words = "In tokens. Distances much beyond the range are all the same to a head."
+    table = html_table(("encoding and head", *directions), body, "data-at5-table")
+    return drawn("at5", "Learned ranges of AT5", words) + table
+
+
+def edges_section(before: Mapping[str, Edges]) -> str:
+    """Returns where the edges of buckets are drawn."""
+    moved = " Thin marks above are those before the training, strong ones below those after it." if before else ""
+    words = (
+        "Marks are distances at which another bucket begins. AT5's soft bucket has no steps: its marks cut it into sixteen equal "
+        f"slices.{moved}"
     )
+    return drawn("edges", "Edges of buckets", words)
+
+
+def edges_facts(edges: Mapping[str, Edges], before: Mapping[str, Edges]) -> list[dict[str, Any]]:
+    """Returns what the page's script draws of buckets."""
+    return [
+        {"name": name, "now": found.tolist(), "before": before[name].tolist() if name in before else None}
+        for name, found in edges.items()
+    ]
+
+
+def kernels_facts(kernels: Mapping[str, Kernels], *, past_only: bool) -> list[dict[str, Any]]:
+    """Returns what the page's script draws of kernels: of each head the mean and the middle half of the channels."""
+    if not kernels:
+        return []
+    reach = KERNEL_BYTES * 3 // (3 * 4 * 4 * 2 * sum(len(found.values) for found in kernels.values()))
+    facts = []
+    for name, (lags, values) in kernels.items():
+        near = (lags.abs() <= reach) & ((lags <= 0) if past_only else True)
+        values = values[:, near].float()
+        band = torch.stack([values.mean(-1), values.quantile(0.25, dim=-1), values.quantile(0.75, dim=-1)])
+        facts.append({"name": name, "first": int(lags[near][0]), "heads": len(values), "band": packed(band, "<f4")})
+    return facts
+
+
+def lengths_facts(lengths: Lengths) -> dict[str, Any]:
+    """Returns what the page's script draws of other lengths; the run's own is one of the points where it is known."""
+    found = lengths.found
+    points = dict(zip(found.lengths.tolist(), found.values.tolist(), strict=True))
+    if lengths.length is not None:
+        points[lengths.length] = found.trained
+    return {"metric": lengths.metric, "points": sorted(points.items()), "length": lengths.length, "trained": found.trained}
+
+
+def lengths_section(lengths: Lengths) -> str:
+    """Returns where the metric at other lengths is drawn, with the reasons of those that were refused."""
+    own = "The dashed line is the metric at the length of the training"
+    words = f"{own}, which is marked too." if lengths.length is not None else f"{own}."
+    refused = "".join(f"<li>{length:,} was refused: {escape(reason)}</li>" for length, reason in lengths.found.refused.items())
+    return drawn("lengths", "Other lengths than that of the training", words) + (f"<ul>{refused}</ul>" if refused else "")

@@ -26,6 +26,7 @@ from lagwise.bench.records import machine
 from lagwise.bench.timing import peak_memory
 from lagwise.encodings import Encoding
 from lagwise.feature_maps import Favor
+from lagwise.lens.learned import learned_priors
 from lagwise.tasks import task_named
 from lagwise.tasks.base import Batch, Split, Task
 from lagwise.train.checkpoint import Checkpoint, load_latest, save
@@ -272,8 +273,11 @@ def train(
     session.accelerator.wait_for_everyone()
     run_steps(session, watch)
     result = final_numbers(session, watch)
+    # A sharded model is gathered by all processes together.
+    model = whole_model(session)
     if session.accelerator.is_main_process:
-        run.finish(result)
+        length = getattr(session.task.options, "length", None)
+        run.finish(result, learned_priors(model, length if isinstance(length, int) else None))
     session.accelerator.end_training()
     return result
 
@@ -341,6 +345,17 @@ def final_numbers(session: Session, watch: Watch | None) -> dict[str, Any]:
         result["lengths"][str(length)] = found = at_length(session, length)
         tell(session, watch, {"step": session.step, "split": "test", "length": length, **found})
     return result
+
+
+def whole_model(session: Session) -> nn.Module:
+    """Returns the model with all its weights in the main process, in evaluation mode; all processes have to call this."""
+    if session.accelerator.distributed_type != DistributedType.FSDP:
+        return session.accelerator.unwrap_model(session.model).eval()
+    weights = get_model_state_dict(session.model, options=FULL)
+    model = session.task.model(session.config)
+    if session.accelerator.is_main_process:
+        model.load_state_dict(weights)
+    return model.eval()
 
 
 def curves_of(session: Session, split: Split, length: int | None) -> dict[str, Any]:

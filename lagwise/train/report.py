@@ -4,23 +4,25 @@ import csv
 import io
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from lagwise import pages
 from lagwise.bench.plot import COLOURS
-from lagwise.train.compare import (
+from lagwise.pages import cell, definitions, html_table
+from lagwise.train.compare import failure_of
+from lagwise.train.league import (
     Difference,
     Estimate,
     Group,
     Row,
     default_baseline,
     differences_of,
-    failure_of,
     groups,
     rows_of,
     shown,
@@ -41,33 +43,34 @@ Point = tuple[int, float, float, float]
 """A step, and of the seeds at it the mean, the lowest and the highest value."""
 
 
-def write_report(runs: Sequence[Run], out: Path, command: str) -> list[Path]:
+def write_report(runs: Sequence[Run], out: Path, command: str, tune: Sequence[str] = ()) -> list[Path]:
     """Writes report.html, league.csv and report.png to a folder, and returns their paths.
 
     Args:
         runs: The runs to compare; the page says which of them are not complete.
         out: The folder.
         command: The command line that asked for it.
+        tune: Fields that are tuned for each encoding.
     """
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / "report.html", out / "league.csv", out / "report.png"]
-    paths[0].write_text(page(runs, command), encoding="utf-8")
-    paths[1].write_text(table(runs), encoding="utf-8")
-    plot(runs).savefig(paths[2], dpi=150)
+    paths[0].write_text(page(runs, command, tune), encoding="utf-8")
+    paths[1].write_text(table(runs, tune), encoding="utf-8")
+    plot(runs, tune).savefig(paths[2], dpi=150)
     return paths
 
 
-def compared(runs: Iterable[Run]) -> list[Group]:
+def compared(runs: Iterable[Run], tune: Sequence[str]) -> list[Group]:
     """Returns the groups of some runs, of which there must be one."""
-    found = groups(runs)
+    found = groups(runs, tune)
     if not found:
         raise ValueError("runs must have at least one that is complete, but have none: train one to its end")
     return found
 
 
-def table(runs: Iterable[Run]) -> str:
+def table(runs: Iterable[Run], tune: Sequence[str] = ()) -> str:
     """Returns all leagues as one table of comma-separated values; the column `table` tells them apart."""
-    lines = [csv_line(group, row) for group in compared(runs) for row in rows_of(group)]
+    lines = [csv_line(group, row) for group in compared(runs, tune) for row in rows_of(group)]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -129,14 +132,55 @@ def curve(seeds: Sequence[dict[int, float]]) -> list[Point]:
     return [(step, fmean(found), min(found), max(found)) for step in steps if (found := [values[step] for values in seeds])]
 
 
-def plot(runs: Iterable[Run]) -> "Figure":
+def first_seed(group: Group, encoding: str) -> tuple[int, Run]:
+    """Returns the first seed of an encoding, and its run: what one model learned is shown, because heads have no order."""
+    return min(group.runs[encoding].items())
+
+
+def priors(group: Group) -> dict[str, dict[str, Any]]:
+    """Returns by lag what the encodings learned that have a prior, or a kernel, with the seed."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in group.runs:
+        seed, run = first_seed(group, name)
+        learned = [prior_facts(each) for each in run.priors or () if "reason" not in each]
+        if learned:
+            found[name] = {"seed": seed, "learned": learned}
+    return found
+
+
+def prior_facts(stored: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the page draws of an encoding of a model: a row for each head."""
+    facts = {"name": stored["name"], "first": stored["first"]}
+    if "kernel" in stored:
+        return {**facts, "what": "kernel: the factor of the content, mean over channels", "rows": stored["kernel"]}
+    bias = torch.tensor([[-math.inf if each is None else each for each in row] for row in stored["bias"]], dtype=torch.float64)
+    return {**facts, "what": "prior probability", "rows": bias.softmax(-1).tolist()}
+
+
+def without_prior(group: Group) -> str:
+    """Returns in one sentence which encodings show no prior, and why; nothing if all do."""
+    reasons: dict[str, list[str]] = {}
+    for name in group.runs:
+        stored = first_seed(group, name)[1].priors
+        told = [each["reason"] for each in stored or () if "reason" in each]
+        if stored is None:
+            told = ["its run is from before priors were stored: run it with --again"]
+        elif not stored:
+            told = ["its model has no positions"]
+        for reason in dict.fromkeys(told):
+            reasons.setdefault(reason, []).append(name)
+    told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+    return f"Without an exact prior: {told}." if told else ""
+
+
+def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     """Returns a figure with the learning curves and the league of each group of runs, one below the other."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("a figure needs matplotlib: pip install 'lagwise[plot]'") from error
 
-    found = compared(runs)
+    found = compared(runs, tune)
     tallest = max(len(group.runs) for group in found)
     figure = Figure(figsize=(11, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
     for panels, group in zip(figure.subplots(len(found), 2, squeeze=False, width_ratios=[1.25, 1]), found, strict=True):
@@ -255,43 +299,25 @@ def is_sample(found: Iterable[Group]) -> bool:
     return any(result["sample"] for group in found for run in group.members if (result := run.result))
 
 
-def page(runs: Sequence[Run], command: str) -> str:
+def page(runs: Sequence[Run], command: str, tune: Sequence[str] = ()) -> str:
     """Returns one page of HTML that needs nothing else: no network, no fonts, no other files.
 
     Args:
         runs: The runs to compare; those that are not complete are named with the reason.
         command: The command line that asked for it.
+        tune: Fields that are tuned for each encoding.
     """
-    found = compared(runs)
+    found = compared(runs, tune)
     tasks = ", ".join(dict.fromkeys(group.fields["task"] for group in found))
     values = {
         "title": escape(f"Position encodings on {tasks}"),
-        "colours": "".join(f"--c{number}:{colour};" for number, colour in enumerate(COLOURS)),
         "notes": notes(runs, found),
         "sections": "".join(section(group, number) for number, group in enumerate(found)),
         "command": escape(command),
         "environment": environments(runs),
-        "data": embedded({"colours": len(COLOURS), "groups": [facts(group) for group in found]}),
+        "data": pages.embedded({"groups": [facts(group) for group in found]}),
     }
-    template = files("lagwise.train").joinpath("report.html").read_text(encoding="utf-8")
-    # In one pass: what is filled in is never read as a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
-
-
-def embedded(content: Any) -> str:
-    """Returns JSON that can stand in a script element: nothing in it ends the element."""
-    return json.dumps(finite(content), allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def finite(content: Any) -> Any:
-    """Returns numbers in lists and dicts with six digits, and None for those that are not finite, which JSON does not have."""
-    if isinstance(content, dict):
-        return {name: finite(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    if isinstance(content, float):
-        return float(f"{content:.6g}") if math.isfinite(content) else None
-    return content
+    return pages.fill(pages.text_of("lagwise.train", "report.html"), values)
 
 
 def facts(group: Group) -> dict[str, Any]:
@@ -315,6 +341,7 @@ def facts(group: Group) -> dict[str, Any]:
         "baseline": default_baseline(group),
         "differences": {row.encoding: [difference_facts(each) for each in differences_of(group, row.encoding)] for row in rows},
         "curves": curves(group),
+        "priors": priors(group),
     }
 
 
@@ -334,33 +361,41 @@ def notes(runs: Sequence[Run], found: Sequence[Group]) -> str:
         said.append("The runs differ in more than the encoding and the seed: each setting has a table of its own.")
     if len({run.environment["device"] for run in runs}) > 1:
         said.append("The runs are from different devices: their times, speeds and memory cannot be compared.")
-    return "".join(f'<p class="note" role="note">{escape(each)}</p>' for each in said)
+    return pages.notes(said)
 
 
 def environments(runs: Sequence[Run]) -> str:
     """Returns what the runs ran on: each different environment once."""
     found = dict.fromkeys(json.dumps(run.environment, sort_keys=True) for run in runs)
-    return "".join(definitions(json.loads(each)) for each in found)
+    return "".join(definitions(in_words(json.loads(each))) for each in found)
 
 
-def definitions(fields: dict[str, Any]) -> str:
-    """Returns names and values as a list of HTML."""
-    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(shown(value))}</dd>" for name, value in fields.items())
-    return f"<dl>{entries}</dl>"
+def in_words(fields: dict[str, Any]) -> dict[str, str]:
+    """Returns values as a reader wants to see them."""
+    return {name: shown(value) for name, value in fields.items()}
 
 
 def section(group: Group, number: int) -> str:
     """Returns the part of the page for one group of runs; the page's scripts fill what has `data-` marks."""
     rows = rows_of(group)
     options = {row.encoding: row.options for row in rows if row.options}
-    names = "".join(f"<option>{escape(row.encoding)}</option>" for row in rows)
-    drawn = "".join(f"<option>{escape(title)}</option>" for title in curves(group))
+    names = pages.options([row.encoding for row in rows])
+    drawn = pages.options(list(curves(group)))
     curves_part = (
         f"<h3>Learning curves</h3><p><label>Show <select data-what>{drawn}</select></label> Lines are means over the seeds, "
         "bands go from the lowest to the highest. Point at the chart, or focus it and use the arrow keys, to read values.</p>"
         f"<div data-curves></div><output data-values></output>"
         if drawn
         else "<h3>Learning curves</h3><p>There are none: the runs have one report each.</p>"
+    )
+    chosen = pages.options([row.encoding for row in rows if row.encoding in priors(group)])
+    priors_part = (
+        f"<p><label>Show <select data-prior>{chosen}</select></label> "
+        "<label data-part-label>of <select data-part></select></label> "
+        "<span data-prior-words></span> Point at the chart, or focus it and use the arrow keys, to read values.</p>"
+        "<div data-priors></div><output data-prior-values></output>"
+        if chosen
+        else ""
     )
     return f"""
 <section data-group="{number}">
@@ -376,11 +411,14 @@ same data in the same order. Each interval is for one pair by itself: of twenty 
 <th scope="col">95 % interval</th><th scope="col">seeds</th><th scope="col">in words</th></tr></thead>
 <tbody></tbody></table></div>
 {curves_part}
+<h3>Priors</h3>
+<p>Where each head looks before it reads: the attention of its position bias alone, by lag.</p>
+{priors_part}<p>{escape(without_prior(group))}</p>
 <h3>Cost and quality</h3>
 <p><label>Test {escape(group.metric)} against <select data-cost></select></label></p>
 <div data-scatter></div>
-<details><summary>All fields of these runs</summary>{definitions(group.fields)}
-<p>Options of the encodings:</p>{definitions(options)}</details>
+<details><summary>All fields of these runs</summary>{definitions(in_words(group.fields))}
+<p>Options of the encodings:</p>{definitions(in_words(options))}</details>
 </section>"""
 
 
@@ -416,11 +454,6 @@ def league_row(row: Row, low: float, high: float) -> str:
     return f'<tr><th scope="row">{escape(row.encoding)}</th>{"".join(cells)}</tr>'
 
 
-def cell(value: float | None, text: str) -> str:
-    """Returns a cell with the number that it is sorted by."""
-    return f'<td data-value="{"" if value is None or not math.isfinite(value) else value!r}">{escape(text)}</td>'
-
-
 def interval(found: Estimate, low: float, high: float) -> str:
     """Returns a picture of an interval between two bounds."""
     if not math.isfinite(found.mean):
@@ -451,14 +484,3 @@ def lengths_table(group: Group, rows: Sequence[Row]) -> str:
     return f"<h3>Test {escape(group.metric)} at other lengths</h3>{html_table(headers, body, 'data-lengths')}" + (
         f"<ul>{told}</ul>" if told else ""
     )
-
-
-def html_table(headers: Sequence[str], body: str, mark: str, plain: Sequence[str] = ()) -> str:
-    """Returns a table whose headers are buttons that sort it, but for the plain ones."""
-    heads = "".join(
-        f'<th scope="col">{escape(name)}</th>'
-        if name in plain
-        else f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>'
-        for name in headers
-    )
-    return f'<div class="wide"><table class="sorts" {mark}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'

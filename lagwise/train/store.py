@@ -3,19 +3,21 @@
 config.json         the resolved config
 environment.json    device, versions, commit, date, and where the data came from
 metrics.jsonl       one line for each report and each evaluation
+priors.json         what each position encoding learned, by lag
 result.json         the final numbers; it is there when the run is complete
 checkpoints/        from which a run goes on
 """
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lagwise.train.config import Config
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+PRIORS = "priors.json"
 
 Line = dict[str, Any]
 
@@ -69,6 +71,12 @@ class Run:
         return json.loads(path.read_text()) if path.is_file() else None
 
     @property
+    def priors(self) -> list[dict[str, Any]] | None:
+        """What each position encoding learned, see `lagwise.lens.learned.learned_priors`; None for a run that does not tell."""
+        path = self.folder / PRIORS
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.folder / "checkpoints"
@@ -85,13 +93,16 @@ class Run:
         add_line(self.folder / METRICS, line)
 
     def forget_after(self, step: int) -> None:
-        """Drops the lines after a step, from which the run goes on, and the result."""
+        """Drops the lines after a step, from which the run goes on, and what was written at the end."""
         kept = [line for line in self.lines if line["step"] <= step]
         replace_text(self.folder / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
-        (self.folder / RESULT).unlink(missing_ok=True)
+        for name in (RESULT, PRIORS):
+            (self.folder / name).unlink(missing_ok=True)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Writes the final numbers."""
+    def finish(self, result: Mapping[str, Any], priors: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Writes the final numbers, and before them what the encodings learned, if that is known."""
+        if priors is not None:
+            replace_text(self.folder / PRIORS, json.dumps(priors) + "\n")
         write(self.folder / RESULT, result)
 
 
