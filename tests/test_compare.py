@@ -1,7 +1,6 @@
-"""Comparisons: what is planned, what becomes of runs that are kept, resumed, fail or are stopped, and the statistics."""
+"""Comparisons: what is planned, and what becomes of runs that are kept, resumed, fail or are stopped."""
 
 import json
-import math
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ import torch
 
 import lagwise
 from lagwise.train import compare, loop
-from lagwise.train.compare import FAILURE, estimate, folder_of, groups, league, leagues, plan, run_all, t_quantile
+from lagwise.train.compare import FAILURE, folder_of, plan, run_all
 from lagwise.train.config import Config
 from lagwise.train.loop import Diverged, Interrupted, Settings
 from lagwise.train.store import Run
@@ -199,119 +198,6 @@ def test_ctrl_c_stops_all_and_the_next_call_goes_on(tmp_path, monkeypatch, jobs)
     assert saved == [number < jobs for number in range(3)]
     found = run_all(configs[:jobs], tmp_path, CPU, jobs=1)
     assert [outcome.status for outcome in found] == ["resumed"] * jobs
-
-
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
-def test_quantiles_of_students_t_are_those_of_the_tables(confidence):
-    tables = {
-        0.9: {1: 6.3138, 2: 2.9200, 3: 2.3534, 9: 1.8331, 10: 1.8125, 120: 1.6577},
-        0.95: {1: 12.7062, 2: 4.3027, 3: 3.1824, 9: 2.2622, 10: 2.2281, 120: 1.9799},
-        0.99: {1: 63.6567, 2: 9.9248, 3: 5.8409, 9: 3.2498, 10: 3.1693, 120: 2.6174},
-    }
-    for freedom, expected in tables[confidence].items():
-        assert t_quantile(freedom, confidence) == pytest.approx(expected, abs=6e-5)
-
-
-def test_one_degree_of_freedom_is_cauchys_distribution():
-    assert t_quantile(1) == pytest.approx(math.tan(math.pi * 0.475), rel=1e-12)
-
-
-def test_an_estimate_by_hand():
-    # 4, 6, 11: mean 7, squares 9 + 1 + 16 = 26, variance 13; 4.302653 sqrt(13 / 3) = 8.956686.
-    found = estimate([4.0, 6.0, 11.0])
-    assert (found.mean, found.count) == (7.0, 3)
-    assert found.half_width == pytest.approx(8.956686, abs=1e-5)
-    assert estimate([4.0]).half_width is None
-
-
-def test_a_league_by_hand(tmp_path):
-    scores = {"t5": [0.7, 0.8, 0.9], "none": [0.5, 0.5, 0.5], "rotary": [0.81]}
-    for encoding, values in scores.items():
-        for seed, value in enumerate(values):
-            lengths = {"64": {"loss": 1.0, "accuracy": value - 0.1}, "128": {"refused": "it ends at 100"}}
-            stored(tmp_path, encoding, seed, value, seconds=1.0 + seed, peak_memory=100 * seed or None, lengths=lengths)
-    rows = league(store_runs(tmp_path))
-    assert [row.encoding for row in rows] == ["rotary", "t5", "none"]
-    t5 = rows[1]
-    assert t5.seeds == (0, 1, 2) and t5.test.mean == pytest.approx(0.8)
-    # The deviation is 0.1: 4.302653 x 0.1 / sqrt(3).
-    assert t5.test.half_width == pytest.approx(0.248414, abs=1e-6)
-    assert (t5.parameters, t5.seconds, t5.tokens_per_second, t5.peak_memory) == (10, 2.0, 50.0, 200)
-    assert t5.lengths[64].mean == pytest.approx(0.7) and t5.lengths[128] == "it ends at 100"
-    assert rows[0].test.half_width is None and rows[0].peak_memory is None
-    assert rows[2].test.half_width == 0.0
-
-
-def store_runs(out):
-    return [Run(path.parent) for path in sorted(out.rglob("config.json"))]
-
-
-def test_a_metric_of_which_less_is_better_sorts_the_other_way(tmp_path, monkeypatch):
-    runs = [stored(tmp_path, "t5", 0, 0.2, metric="error"), stored(tmp_path, "none", 0, 0.1, metric="error")]
-    monkeypatch.setattr(compare, "main_metric", lambda config: ("error", False))
-    assert [row.encoding for row in league(runs)] == ["none", "t5"]
-
-
-def test_what_is_no_number_comes_last(tmp_path):
-    runs = [stored(tmp_path, name, 0, value) for name, value in (("t5", math.nan), ("none", 0.1), ("shaw", 0.2))]
-    assert [row.encoding for row in league(runs)] == ["shaw", "none", "t5"]
-
-
-def test_differences_are_taken_within_seeds(tmp_path):
-    scores = {"t5": [0.5, 0.7, 0.9], "at5": [0.6, 0.9, 1.0], "none": [0.49, 0.69, 0.89], "rotary": [0.9]}
-    runs = [stored(tmp_path, name, seed, value) for name, values in scores.items() for seed, value in enumerate(values)]
-    runs.append(stored(tmp_path, "xl", 7, 0.5))
-    found = {each.encoding: each for each in compare.differences(runs, "t5")}
-    assert list(found) == ["rotary", "at5", "none", "xl"]
-    # 0.1, 0.2, 0.1: mean 2 / 15, deviation 1 / sqrt(300); 4.302653 / 30 = 0.143422.
-    assert found["at5"].estimate.mean == pytest.approx(0.4 / 3)
-    assert found["at5"].estimate.half_width == pytest.approx(0.143422, abs=1e-6)
-    assert found["at5"].better is None and found["at5"].seeds == (0, 1, 2)
-    # The same difference in each seed is told apart, though the seeds differ by far more.
-    assert found["none"].better is False
-    assert found["rotary"].seeds == (0,) and found["rotary"].better is None
-    assert found["xl"].estimate is None
-    assert {each.encoding: each.better for each in compare.differences(runs, "none")}["t5"] is True
-    with pytest.raises(ValueError, match=r"baseline must be one of t5, at5.*did you mean 'at5'"):
-        compare.differences(runs, "at-5")
-
-
-def test_runs_that_differ_in_more_are_in_tables_of_their_own(tmp_path):
-    wide = Config("process-50", dim=256)
-    runs = [stored(tmp_path, "t5", 0, 0.5), stored(tmp_path, "none", 0, 0.4), stored(tmp_path, "t5", 0, 0.6, config=wide)]
-    found = leagues(runs)
-    assert {title: [row.encoding for row in rows] for title, rows in found.items()} == {
-        "process-50, dim=128": ["t5", "none"], "process-50, dim=256": ["t5"],
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=r"differ in more .process-50, dim=128; process-50, dim=256"):
-        league(runs)
-    elsewhere = stored(tmp_path / "other", "none", 0, 0.9, environment={**ENVIRONMENT, "data": "files"})
-    assert [group.title for group in groups([runs[0], elsewhere])] == [
-        "process-50, data=generated or built-in sample", "process-50, data=files",
-    ]  # fmt: skip
-
-
-def test_options_tell_runs_of_one_encoding_apart(tmp_path):
-    runs = [
-        stored(tmp_path, "t5", 0, value, config=Config("process-50", encoding_options={"buckets": buckets, "max_lag": 64}))
-        for buckets, value in ((16, 0.5), (32, 0.6))
-    ]
-    assert [row.encoding for row in league([*runs, stored(tmp_path, "none", 0, 0.1)])] == [
-        "t5 (buckets=32)", "t5 (buckets=16)", "none",
-    ]  # fmt: skip
-
-
-def test_the_same_run_twice_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="hold the same run"):
-        league([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])
-
-
-def test_runs_that_are_not_complete_take_no_part(tmp_path):
-    config = Config("process-50", "none")
-    begun = Run.create(folder_of(tmp_path, config), config, ENVIRONMENT)
-    assert [row.encoding for row in league([begun, stored(tmp_path, "t5", 0, 0.5)])] == ["t5"]
-    with pytest.raises(ValueError, match="at least one that is complete"):
-        league([begun])
 
 
 def test_numbers_do_not_depend_on_the_jobs(tmp_path, monkeypatch):

@@ -17,8 +17,8 @@ from rich.table import Table
 from lagwise.console import console
 
 if TYPE_CHECKING:
-    from lagwise.train.compare import Group
     from lagwise.train.config import Config
+    from lagwise.train.league import Group
     from lagwise.train.loop import Session, Settings
     from lagwise.train.store import Run
 
@@ -38,6 +38,7 @@ Preset = Annotated[str, typer.Option(help="A configuration of the papers; `lagwi
 Lengths = Annotated[
     str | None, typer.Option(help="Evaluate the test split at these lengths too, with commas between: the inductive test.")
 ]
+Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")]
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
 
 
@@ -86,10 +87,22 @@ def compare(
     precision: Precision = None,
     lengths: Lengths = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")] = None,
+    workers: Workers = None,
     again: Annotated[bool, typer.Option("--again", help="Run what is there already once more.")] = False,
-    stored: Annotated[
-        list[Path] | None, typer.Option("--from", help="Train nothing, and compare the runs in this folder; may be repeated.")
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Try a field with several values, such as rate=1e-3,1e-4, and give each encoding those that are best on the "
+            "validation split, in the mean over its seeds. May be repeated. With --from the name of the field is enough."
+        ),
     ] = None,
+    stored: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Train nothing, and compare the runs of this folder, or of a file that --save wrote. May be repeated."
+        ),
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Also write the runs to this file, a line of JSON each.")] = None,
     out: Out = Path("runs"),
 ) -> None:
     """Train the same model with several position encodings, and show which is best.
@@ -100,22 +113,25 @@ def compare(
 
         lagwise compare --encodings t5,at5 --seeds 5
         lagwise compare --task listops --preset relu-sine --encodings sine-spe,rotary --data DIR --device cuda
+        lagwise compare --task reber --tune rate=5e-4,2e-3 --save reber.jsonl
         lagwise compare --from runs/process-50
 
     Runs that are complete are not run again, and runs that were stopped go on.
     """
     from lagwise.train import compare as comparing
+    from lagwise.train import records
+    from lagwise.train.league import groups
     from lagwise.train.report import write_report
-    from lagwise.train.store import runs_in
 
     notes: list[str] = []
+    trials = trials_of(tune or [])
     if stored:
-        runs = [run for run in runs_in(stored) if run.result is not None]
+        runs = records.stored_runs(stored)
     else:
         names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
         changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
-        configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes)
-        settings = settings_of(device, data, save_every=0)
+        configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes, tune=trials)
+        settings = settings_of(device, data, save_every=0, workers=workers)
         outcomes = run_all(configs, out, settings, jobs, again)
         runs = [outcome.run for outcome in outcomes if outcome.error is None]
         notes = [
@@ -123,11 +139,14 @@ def compare(
         ]
     if not runs:
         raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
-    for group in comparing.groups(runs):
+    for group in groups(runs, list(trials)):
         show_league(group, baseline)
     for note in notes:
         console.print(note, markup=False)
-    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]])):
+    if save is not None:
+        records.save(runs, save)
+        console.print(f"written to {save}")
+    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials)):
         console.print(f"written to {path}")
 
 
@@ -145,7 +164,7 @@ def train(
     lengths: Lengths = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint, if there is one.")] = False,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
-    workers: Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")] = None,
+    workers: Workers = None,
     tracker: Annotated[
         str | None, typer.Option(help="Where numbers go too: tensorboard (where it is installed), wandb, ..., or none.")
     ] = None,
@@ -296,6 +315,17 @@ def changes_of(fields: list[str] | None, **options: Any) -> dict[str, Any]:
     return {**found, **parsed(fields or [])}
 
 
+def trials_of(tune: list[str]) -> dict[str, list[Any]]:
+    """Returns the values that are tried of each field that is tuned."""
+    from lagwise.train.config import parsed
+
+    found = {}
+    for words in tune:
+        name, _, values = words.partition("=")
+        found[name] = [parsed([f"{name}={value}"])[name] for value in values.split(",")] if values else []
+    return found
+
+
 def settings_of(device: str, data: str | None, **options: Any) -> "Settings":
     """Returns how runs are carried out."""
     import torch
@@ -360,22 +390,22 @@ def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int 
 
 def show_league(group: "Group", baseline: str | None) -> None:
     """Prints the league of some runs that may be compared, with differences to a baseline within each seed."""
-    from lagwise.train import compare as comparing
+    from lagwise.train import league
 
-    name = baseline or comparing.default_baseline(group)
-    found = {difference.encoding: difference for difference in comparing.differences_of(group, name)}
-    rows = comparing.rows_of(group)
+    name = baseline or league.default_baseline(group)
+    found = {difference.encoding: difference for difference in league.differences_of(group, name)}
+    rows = league.rows_of(group)
     lengths = list(dict.fromkeys(length for row in rows for length in row.lengths))
     table = Table(
         "encoding", f"{group.metric} (test)", f"minus {name}", "validation", *(f"at {length}" for length in lengths), "seeds",
-        "its parameters", "seconds", "peak MiB", title=group.title,
+        *group.tune, "its parameters", "seconds", "peak MiB", title=group.title,
     )  # fmt: skip
     for row in rows:
         difference = found.get(row.encoding)
         paired = "" if difference is None or difference.estimate is None else str(difference.estimate)
         table.add_row(
             row.encoding, str(row.test), paired, str(row.validation), *(str(row.lengths.get(length, "-")) for length in lengths),
-            str(len(row.seeds)), f"{row.parameters:,}", f"{row.seconds:.1f}",
+            str(len(row.seeds)), *(str(row.options[field]) for field in group.tune), f"{row.parameters:,}", f"{row.seconds:.1f}",
             "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.1f}",
         )  # fmt: skip
     console.print(table)

@@ -1,0 +1,358 @@
+"""What runs say together: means with intervals, leagues, and paired differences.
+
+Runs are compared where they differ in the encoding, its options and the seed alone, and in fields that were tuned for each
+encoding. Runs that differ in anything else, or in where their data came from, are in tables of their own, because a difference
+between them may be due to that.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from lagwise.encodings import nearest
+from lagwise.train.config import FIELDS, Config
+from lagwise.train.loop import make_task
+from lagwise.train.store import Run
+
+OWN_FIELDS = ("encoding", "encoding_options", "seed", "preset")
+"""Fields in which runs of one table may differ; the name of a preset says only where other fields came from."""
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, and how far from it the 95 % confidence interval goes: None for a single value, which says nothing about that."""
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    def __str__(self) -> str:
+        """Returns it with as many decimals as the interval has two digits of.
+
+        >>> print(Estimate(0.84123, 0.00512, 3), Estimate(0.84123, None, 1))
+        0.8412 ± 0.0051 0.8412
+        """
+        if not self.half_width or not math.isfinite(self.half_width):
+            return f"{self.mean:.4g}"
+        decimals = min(max(1 - math.floor(math.log10(self.half_width)), 0), 6)
+        return f"{self.mean:.{decimals}f} ± {self.half_width:.{decimals}f}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Returns the mean of some values with its confidence interval by Student's t.
+
+    >>> print(estimate([1.0, 2.0, 3.0]))
+    2.0 ± 2.5
+    """
+    count = len(values)
+    if count < 2:
+        return Estimate(fmean(values), None, count)
+    return Estimate(fmean(values), t_quantile(count - 1) * stdev(values) / math.sqrt(count), count)
+
+
+def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+    """Returns the t that Student's distribution exceeds in size with probability `1 - confidence`.
+
+    For whole degrees of freedom the probability of |t| below `sqrt(freedom) tan(angle)` is a finite sum over powers of the
+    cosine (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4), which rises with the angle: bisection finds the angle.
+
+    >>> round(t_quantile(2), 6)
+    4.302653
+    """
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if t_probability(middle, freedom) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def t_probability(angle: float, freedom: int) -> float:
+    """Returns the probability that |t| is below `sqrt(freedom) tan(angle)`."""
+    odd = freedom % 2
+    term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
+    total = 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + total) if odd else total
+
+
+@dataclass(frozen=True)
+class Group:
+    """Complete runs that may be compared: they differ in the encoding, its options, the seed and what was tuned alone.
+
+    Args:
+        title: The task, and the fields in which this group differs from others.
+        fields: All fields that the runs have in common, and where the data came from.
+        metric: The name of the metric that counts.
+        higher_is_better: Whether a higher one is better.
+        runs: The runs by the encoding's name, with the options where one name has several, and by the seed.
+        tune: Fields of which each encoding has the value that is best for it.
+    """
+
+    title: str
+    fields: dict[str, Any]
+    metric: str
+    higher_is_better: bool
+    runs: dict[str, dict[int, Run]]
+    tune: tuple[str, ...] = ()
+
+    @property
+    def members(self) -> list[Run]:
+        """All runs."""
+        return [run for seeds in self.runs.values() for run in seeds.values()]
+
+
+def groups(runs: Iterable[Run], tune: Sequence[str] = ()) -> list[Group]:
+    """Returns the complete ones of some runs, in groups that may be compared.
+
+    Args:
+        runs: The runs.
+        tune: Fields that are tuned for each encoding, see `tuned`.
+    """
+    found: dict[str, list[Run]] = {}
+    for run in tuned([run for run in runs if run.result is not None], tune):
+        found.setdefault(json.dumps(common_fields(run, tune), sort_keys=True), []).append(run)
+    fields = [json.loads(key) for key in found]
+    return [group_of(members, own, fields, tune) for members, own in zip(found.values(), fields, strict=True)]
+
+
+def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
+    """Returns of each encoding the runs whose values of some fields are best on the validation split, in the mean over seeds.
+
+    Each encoding so has the same tuning, on other examples than those that it is compared on.
+    """
+    for name in fields:
+        if name not in FIELDS or name in OWN_FIELDS:
+            raise ValueError(f"what is tuned must be a field of a run beside encoding and seed, but is {name!r}")
+    trials: dict[str, dict[str, list[Run]]] = {}
+    for run in runs if fields else ():
+        config = run.config
+        owner = json.dumps([common_fields(run, fields), config.encoding, config.encoding_options], sort_keys=True)
+        trials.setdefault(owner, {}).setdefault(json.dumps([getattr(config, name) for name in fields]), []).append(run)
+    chosen: set[int] = set()
+    for values in trials.values():
+        seeds = {tuple(sorted(run.config.seed for run in members)) for members in values.values()}
+        if len(seeds) > 1:
+            encoding = next(iter(values.values()))[0].config.encoding
+            raise ValueError(f"values that are tuned must have the same seeds, but those of {encoding} have {sorted(seeds)}")
+        metric, higher = main_metric(next(iter(values.values()))[0].config)
+        best = min(values.values(), key=lambda members: order(mean_validation(members, metric), higher))
+        chosen |= {id(run) for run in best}
+    return [run for run in runs if id(run) in chosen] if fields else list(runs)
+
+
+def mean_validation(runs: Iterable[Run], metric: str) -> float:
+    """Returns the mean of a metric on the validation split."""
+    return fmean(result["validation"][metric] for run in runs if (result := run.result) is not None)
+
+
+def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[dict[str, Any]], tune: Sequence[str]) -> Group:
+    """Returns one of several groups, with a title that tells it from the others."""
+    differing = [name for name in fields if name != "task" and any(other[name] != fields[name] for other in all_fields)]
+    metric, higher_is_better = main_metric(runs[0].config)
+    return Group(
+        title=", ".join([fields["task"], *(f"{name}={shown(fields[name])}" for name in differing)]),
+        fields=fields,
+        metric=metric,
+        higher_is_better=higher_is_better,
+        runs=by_encoding(runs),
+        tune=tuple(tune),
+    )
+
+
+def common_fields(run: Run, tune: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns what runs must have in common to be compared."""
+    fields = {name: value for name, value in run.config.to_json().items() if name not in (*OWN_FIELDS, *tune)}
+    return {**fields, "data": data_of(run)}
+
+
+def data_of(run: Run) -> str:
+    """Returns where the data of a run came from."""
+    return run.environment["data"]
+
+
+def by_encoding(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name."""
+    options: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        options.setdefault(run.config.encoding, []).append(run.config.encoding_options)
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        config = run.config
+        own, others = config.encoding_options, options[config.encoding]
+        told = [name for name in sorted({*own}.union(*others)) if any(other.get(name) != own.get(name) for other in others)]
+        label = config.encoding + (f" ({', '.join(f'{name}={shown(own.get(name))}' for name in told)})" if told else "")
+        seeds = found.setdefault(label, {})
+        if config.seed in seeds:
+            raise ValueError(f"{seeds[config.seed].folder} and {run.folder} hold the same run: leave one of them out")
+        seeds[config.seed] = run
+    return found
+
+
+def shown(value: Any) -> str:
+    """Returns a field's value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def main_metric(config: Config) -> tuple[str, bool]:
+    """Returns the name of the metric that counts in a task, and whether a higher one is better."""
+    name, metric = next(iter(make_task(config, None).metrics().items()))
+    if metric.higher_is_better is None:
+        raise ValueError(f"higher_is_better of metric {name!r} must be True or False, but is None: set it in its class")
+    return name, metric.higher_is_better
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one encoding, over its seeds.
+
+    Args:
+        encoding: Its name, with options where one name has several.
+        options: All options of the encoding, and what was tuned for it.
+        seeds: The seeds.
+        test: The metric that counts, on the test split.
+        validation: The same on the validation split.
+        parameters: Number of parameters of the encoding.
+        seconds: Mean time of training.
+        tokens_per_second: Mean speed of training.
+        peak_memory: The most bytes that a training step took; None where it is not known.
+        lengths: The metric on the test split at other lengths, or why there is none.
+    """
+
+    encoding: str
+    options: dict[str, Any]
+    seeds: tuple[int, ...]
+    test: Estimate
+    validation: Estimate
+    parameters: int
+    seconds: float
+    tokens_per_second: float | None
+    peak_memory: int | None
+    lengths: dict[int, Estimate | str]
+
+
+def league(runs: Iterable[Run]) -> list[Row]:
+    """Returns the numbers of each encoding, the best first; raises for runs that may not be compared, see `leagues`."""
+    return rows_of(only_group(runs))
+
+
+def leagues(runs: Iterable[Run]) -> dict[str, list[Row]]:
+    """Returns the league of each group of runs that may be compared, by the group's title."""
+    return {group.title: rows_of(group) for group in groups(runs)}
+
+
+def only_group(runs: Iterable[Run]) -> Group:
+    """Returns runs as one group, and raises where they are none or several."""
+    found = groups(runs)
+    if not found:
+        raise ValueError("runs must have at least one that is complete, but have none: train one to its end")
+    if len(found) > 1:
+        titles = "; ".join(group.title for group in found)
+        raise ValueError(f"runs must differ in encoding and seed alone, but differ in more ({titles}): compare them apart")
+    return found[0]
+
+
+def rows_of(group: Group) -> list[Row]:
+    """Returns the league of a group, the best first."""
+    rows = [row_of(name, list(seeds.values()), group) for name, seeds in group.runs.items()]
+    return sorted(rows, key=lambda row: order(row.test.mean, group.higher_is_better))
+
+
+def order(value: float, higher_is_better: bool) -> tuple[bool, float]:
+    """Returns a key that sorts the best value first, and what is no number last."""
+    return math.isnan(value), -value if higher_is_better else value
+
+
+def row_of(encoding: str, runs: Sequence[Run], group: Group) -> Row:
+    """Returns the numbers of one encoding."""
+    metric, config = group.metric, runs[0].config
+    results = [result for run in runs if (result := run.result) is not None]
+    speeds = [result["tokens_per_second"] for result in results if result["tokens_per_second"] is not None]
+    peaks = [result["peak_memory"] for result in results if result["peak_memory"] is not None]
+    return Row(
+        encoding=encoding,
+        options={**config.encoding_options, **{name: getattr(config, name) for name in group.tune}},
+        seeds=tuple(run.config.seed for run in runs),
+        test=estimate([result["test"][metric] for result in results]),
+        validation=estimate([result["validation"][metric] for result in results]),
+        parameters=results[0]["encoding_parameters"],
+        seconds=fmean(result["seconds"] for result in results),
+        tokens_per_second=fmean(speeds) if speeds else None,
+        peak_memory=max(peaks, default=None),
+        lengths={
+            int(length): at_length([result["lengths"][length] for result in results], metric) for length in results[0]["lengths"]
+        },
+    )
+
+
+def at_length(found: Sequence[Mapping[str, Any]], metric: str) -> Estimate | str:
+    """Returns the metric at another length, or the reason why one of the runs has none."""
+    refused = [each["refused"] for each in found if "refused" in each]
+    return refused[0] if refused else estimate([each[metric] for each in found])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more of the metric an encoding has than the baseline, on the test split.
+
+    Args:
+        encoding: Name of the encoding.
+        baseline: Name of the other one.
+        seeds: The seeds that both have; differences are taken within a seed.
+        estimate: Their mean, or None without a common seed.
+        better: Whether the encoding is better, or None where the interval has zero in it or is not known.
+    """
+
+    encoding: str
+    baseline: str
+    seeds: tuple[int, ...]
+    estimate: Estimate | None
+    better: bool | None
+
+
+def differences(runs: Iterable[Run], baseline: str) -> list[Difference]:
+    """Returns the paired differences of all other encodings to one, the best first; raises as `league` does.
+
+    Each interval is for one difference by itself: of twenty without any cause, one is expected to leave zero out.
+    """
+    return differences_of(only_group(runs), baseline)
+
+
+def default_baseline(group: Group) -> str:
+    """Returns what others are compared to unless somebody says otherwise: t5, or the first."""
+    return "t5" if "t5" in group.runs else next(iter(group.runs))
+
+
+def differences_of(group: Group, baseline: str) -> list[Difference]:
+    """Returns the paired differences in a group."""
+    if baseline not in group.runs:
+        raise ValueError(f"baseline must be one of {', '.join(group.runs)}, but is {baseline!r}{nearest(baseline, group.runs)}")
+    scores = {name: scores_of(seeds.values(), group.metric) for name, seeds in group.runs.items()}
+    found = [
+        difference(name, baseline, own, scores[baseline], group.higher_is_better)
+        for name, own in scores.items()
+        if name != baseline
+    ]
+    return sorted(found, key=lambda each: order(each.estimate.mean if each.estimate else math.nan, group.higher_is_better))
+
+
+def scores_of(runs: Iterable[Run], metric: str) -> dict[int, float]:
+    """Returns the metric on the test split by the seed."""
+    return {run.config.seed: result["test"][metric] for run in runs if (result := run.result) is not None}
+
+
+def difference(
+    encoding: str, baseline: str, own: Mapping[int, float], others: Mapping[int, float], higher_is_better: bool
+) -> Difference:
+    """Returns the difference of two encodings, by their numbers for each seed."""
+    seeds = tuple(sorted(own.keys() & others.keys()))
+    if not seeds:
+        return Difference(encoding, baseline, seeds, None, None)
+    found = estimate([own[seed] - others[seed] for seed in seeds])
+    told = found.half_width is not None and abs(found.mean) > found.half_width
+    return Difference(encoding, baseline, seeds, found, (found.mean > 0) == higher_is_better if told else None)

@@ -1,0 +1,223 @@
+"""What runs say together: intervals, leagues, paired differences, tuning, and runs as lines of a file."""
+
+import json
+import math
+
+import pytest
+from test_compare import ENVIRONMENT, stored
+from typer.testing import CliRunner
+
+from lagwise.cli import app
+from lagwise.train import league as leagues_of
+from lagwise.train import records
+from lagwise.train.compare import folder_of, plan
+from lagwise.train.config import Config
+from lagwise.train.league import differences, estimate, groups, league, leagues, t_quantile, tuned
+from lagwise.train.report import page
+from lagwise.train.store import Run
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+def test_quantiles_of_students_t_are_those_of_the_tables(confidence):
+    tables = {
+        0.9: {1: 6.3138, 2: 2.9200, 3: 2.3534, 9: 1.8331, 10: 1.8125, 120: 1.6577},
+        0.95: {1: 12.7062, 2: 4.3027, 3: 3.1824, 9: 2.2622, 10: 2.2281, 120: 1.9799},
+        0.99: {1: 63.6567, 2: 9.9248, 3: 5.8409, 9: 3.2498, 10: 3.1693, 120: 2.6174},
+    }
+    for freedom, expected in tables[confidence].items():
+        assert t_quantile(freedom, confidence) == pytest.approx(expected, abs=6e-5)
+
+
+def test_one_degree_of_freedom_is_cauchys_distribution():
+    assert t_quantile(1) == pytest.approx(math.tan(math.pi * 0.475), rel=1e-12)
+
+
+def test_an_estimate_by_hand():
+    # 4, 6, 11: mean 7, squares 9 + 1 + 16 = 26, variance 13; 4.302653 sqrt(13 / 3) = 8.956686.
+    found = estimate([4.0, 6.0, 11.0])
+    assert (found.mean, found.count) == (7.0, 3)
+    assert found.half_width == pytest.approx(8.956686, abs=1e-5)
+    assert estimate([4.0]).half_width is None
+
+
+def test_a_league_by_hand(tmp_path):
+    scores = {"t5": [0.7, 0.8, 0.9], "none": [0.5, 0.5, 0.5], "rotary": [0.81]}
+    for encoding, values in scores.items():
+        for seed, value in enumerate(values):
+            lengths = {"64": {"loss": 1.0, "accuracy": value - 0.1}, "128": {"refused": "it ends at 100"}}
+            stored(tmp_path, encoding, seed, value, seconds=1.0 + seed, peak_memory=100 * seed or None, lengths=lengths)
+    rows = league(store_runs(tmp_path))
+    assert [row.encoding for row in rows] == ["rotary", "t5", "none"]
+    t5 = rows[1]
+    assert t5.seeds == (0, 1, 2) and t5.test.mean == pytest.approx(0.8)
+    # The deviation is 0.1: 4.302653 x 0.1 / sqrt(3).
+    assert t5.test.half_width == pytest.approx(0.248414, abs=1e-6)
+    assert (t5.parameters, t5.seconds, t5.tokens_per_second, t5.peak_memory) == (10, 2.0, 50.0, 200)
+    assert t5.lengths[64].mean == pytest.approx(0.7) and t5.lengths[128] == "it ends at 100"
+    assert rows[0].test.half_width is None and rows[0].peak_memory is None
+    assert rows[2].test.half_width == 0.0
+
+
+def store_runs(out):
+    return [Run(path.parent) for path in sorted(out.rglob("config.json"))]
+
+
+def test_a_metric_of_which_less_is_better_sorts_the_other_way(tmp_path, monkeypatch):
+    runs = [stored(tmp_path, "t5", 0, 0.2, metric="error"), stored(tmp_path, "none", 0, 0.1, metric="error")]
+    monkeypatch.setattr(leagues_of, "main_metric", lambda config: ("error", False))
+    assert [row.encoding for row in league(runs)] == ["none", "t5"]
+
+
+def test_what_is_no_number_comes_last(tmp_path):
+    runs = [stored(tmp_path, name, 0, value) for name, value in (("t5", math.nan), ("none", 0.1), ("shaw", 0.2))]
+    assert [row.encoding for row in league(runs)] == ["shaw", "none", "t5"]
+
+
+def test_differences_are_taken_within_seeds(tmp_path):
+    scores = {"t5": [0.5, 0.7, 0.9], "at5": [0.6, 0.9, 1.0], "none": [0.49, 0.69, 0.89], "rotary": [0.9]}
+    runs = [stored(tmp_path, name, seed, value) for name, values in scores.items() for seed, value in enumerate(values)]
+    runs.append(stored(tmp_path, "xl", 7, 0.5))
+    found = {each.encoding: each for each in differences(runs, "t5")}
+    assert list(found) == ["rotary", "at5", "none", "xl"]
+    # 0.1, 0.2, 0.1: mean 2 / 15, deviation 1 / sqrt(300); 4.302653 / 30 = 0.143422.
+    assert found["at5"].estimate.mean == pytest.approx(0.4 / 3)
+    assert found["at5"].estimate.half_width == pytest.approx(0.143422, abs=1e-6)
+    assert found["at5"].better is None and found["at5"].seeds == (0, 1, 2)
+    # The same difference in each seed is told apart, though the seeds differ by far more.
+    assert found["none"].better is False
+    assert found["rotary"].seeds == (0,) and found["rotary"].better is None
+    assert found["xl"].estimate is None
+    assert {each.encoding: each.better for each in differences(runs, "none")}["t5"] is True
+    with pytest.raises(ValueError, match=r"baseline must be one of t5, at5.*did you mean 'at5'"):
+        differences(runs, "at-5")
+
+
+def test_runs_that_differ_in_more_are_in_tables_of_their_own(tmp_path):
+    wide = Config("process-50", dim=256)
+    runs = [stored(tmp_path, "t5", 0, 0.5), stored(tmp_path, "none", 0, 0.4), stored(tmp_path, "t5", 0, 0.6, config=wide)]
+    found = leagues(runs)
+    assert {title: [row.encoding for row in rows] for title, rows in found.items()} == {
+        "process-50, dim=128": ["t5", "none"], "process-50, dim=256": ["t5"],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"differ in more .process-50, dim=128; process-50, dim=256"):
+        league(runs)
+    elsewhere = stored(tmp_path / "other", "none", 0, 0.9, environment={**ENVIRONMENT, "data": "files"})
+    assert [group.title for group in groups([runs[0], elsewhere])] == [
+        "process-50, data=generated or built-in sample", "process-50, data=files",
+    ]  # fmt: skip
+
+
+def test_options_tell_runs_of_one_encoding_apart(tmp_path):
+    runs = [
+        stored(tmp_path, "t5", 0, value, config=Config("process-50", encoding_options={"buckets": buckets, "max_lag": 64}))
+        for buckets, value in ((16, 0.5), (32, 0.6))
+    ]
+    assert [row.encoding for row in league([*runs, stored(tmp_path, "none", 0, 0.1)])] == [
+        "t5 (buckets=32)", "t5 (buckets=16)", "none",
+    ]  # fmt: skip
+
+
+def test_the_same_run_twice_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="hold the same run"):
+        league([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])
+
+
+def test_runs_that_are_not_complete_take_no_part(tmp_path):
+    config = Config("process-50", "none")
+    begun = Run.create(folder_of(tmp_path, config), config, ENVIRONMENT)
+    assert [row.encoding for row in league([begun, stored(tmp_path, "t5", 0, 0.5)])] == ["t5"]
+    with pytest.raises(ValueError, match="at least one that is complete"):
+        league([begun])
+
+
+def with_rate(out, encoding, seed, rate, validation, test):
+    """Makes the folder of a complete run of a learning rate."""
+    scores = {"loss": 1.0, "accuracy": validation}
+    return stored(out, encoding, seed, test, config=Config("process-50", rate=rate), validation=scores)
+
+
+def test_each_encoding_has_what_is_best_for_it_on_the_validation_split(tmp_path):
+    numbers = {
+        # By validation 1e-3 is best for t5, though 1e-2 is on test; for none it is 1e-2.
+        ("t5", 1e-3): [(0.9, 0.5), (0.8, 0.6)], ("t5", 1e-2): [(0.7, 0.9), (0.8, 0.8)],
+        ("none", 1e-3): [(0.3, 0.3), (0.3, 0.3)], ("none", 1e-2): [(0.2, 0.4), (0.6, 0.2)],
+    }  # fmt: skip
+    runs = [
+        with_rate(tmp_path, encoding, seed, rate, *found)
+        for (encoding, rate), both in numbers.items()
+        for seed, found in enumerate(both)
+    ]
+    chosen = tuned(runs, ["rate"])
+    assert {(run.config.encoding, run.config.rate) for run in chosen} == {("t5", 1e-3), ("none", 1e-2)} and len(chosen) == 4
+    (group,) = groups(runs, ["rate"])
+    rows = leagues_of.rows_of(group)
+    assert [(row.encoding, row.options["rate"], round(row.test.mean, 6)) for row in rows] == [
+        ("t5", 1e-3, 0.55),
+        ("none", 1e-2, 0.3),
+    ]
+    assert "rate" not in group.fields and len(groups(runs)) == 2
+    assert '"mean": 0.55' in page(runs, "lagwise compare", ["rate"])
+    with pytest.raises(ValueError, match="values that are tuned must have the same seeds, but those of none"):
+        tuned(runs[:-1], ["rate"])
+    with pytest.raises(ValueError, match="what is tuned must be a field of a run beside encoding and seed, but is 'seed'"):
+        tuned(runs, ["seed"])
+
+
+def test_all_combinations_of_what_is_tuned_are_planned():
+    found = plan("process-50", ["t5", "at5"], seeds=2, tune={"rate": [1e-3, 1e-4], "dropout": [0.0, 0.1, 0.2]})
+    assert len(found) == 2 * 2 * 6 == len(set(config.fingerprint() for config in found))
+    assert {(config.rate, config.dropout) for config in found} == {(a, b) for a in (1e-3, 1e-4) for b in (0.0, 0.1, 0.2)}
+
+
+def test_presets_are_only_where_fields_came_from(tmp_path):
+    runs = [
+        stored(tmp_path, name, 0, 0.5, config=Config("process-50", preset=preset))
+        for name, preset in (("t5", ""), ("at5", "paper"))
+    ]
+    assert [row.encoding for row in league(runs)] == ["t5", "at5"]
+
+
+def test_runs_come_back_from_lines(tmp_path):
+    runs = [stored(tmp_path / "runs", name, seed, 0.5 + seed / 10) for name in ("at5", "none") for seed in range(2)]
+    runs.append(stored(tmp_path / "runs", "t5", 0, 0.9))
+    for step in range(1, 101):
+        runs[0].log({"step": step, "loss": 1 / step, "seconds": 0.5, "tokens": step})
+    runs[0].log({"step": 100, "split": "validation", "loss": 0.1, "accuracy": 0.5})
+    path = tmp_path / "lines.jsonl"
+    records.save(runs, path)
+    back = records.stored_runs([path])
+    assert league(back) == league(runs)
+    (first,) = [run for run in back if run.config == runs[0].config]
+    assert first.environment == ENVIRONMENT and first.result == runs[0].result and first.priors is None
+    steps = [line["step"] for line in first.lines if "split" not in line]
+    assert len(steps) == records.MOST_POINTS and (steps[0], steps[-1]) == (1, 100)
+    assert first.lines[-1] == {"step": 100, "split": "validation", "loss": 0.1, "accuracy": 0.5}
+    assert first.lines[0]["loss"] == 1.0 and first.lines[1]["loss"] == float(f"{1 / steps[1]:.6g}")
+    with pytest.raises(ValueError, match="hold the same run"):
+        league([*back, *runs])
+
+
+def test_lines_that_are_no_runs_are_refused(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"bench": "attention"}\n')
+    with pytest.raises(ValueError, match=r"lines.jsonl, line 1: is no run: expected are the lines of `lagwise compare --save`"):
+        records.read(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"lines.jsonl, line 1: is no JSON"):
+        records.read(path)
+    begun = Run.create(tmp_path / "begun", Config("process-50"), ENVIRONMENT)
+    with pytest.raises(ValueError, match="must be a complete run"):
+        records.record(begun)
+    with pytest.raises(ValueError, match="--from must be a folder of runs, or a file of their lines"):
+        records.stored_runs([tmp_path / "nothing"])
+
+
+def test_compare_saves_lines_tunes_and_reads_them_again(tmp_path):
+    runs = [with_rate(tmp_path / "runs", "t5", 0, rate, value, value) for rate, value in ((1e-3, 0.5), (1e-2, 0.7))]
+    options = ["compare", "--tune", "rate", "--out", str(tmp_path / "out")]
+    saved = tmp_path / "lines.jsonl"
+    first = CliRunner().invoke(app, [*options, "--from", str(tmp_path / "runs"), "--save", str(saved)])
+    assert first.exit_code == 0 and "│ 0.7 " in first.output and "│ 0.01 " in first.output, first.output
+    assert len(saved.read_text().splitlines()) == len(runs) and json.loads(saved.read_text().splitlines()[0])["bench"] == "run"
+    again = CliRunner().invoke(app, [*options, "--from", str(saved)])
+    assert again.exit_code == 0 and "│ 0.7 " in again.output, again.output
