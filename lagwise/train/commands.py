@@ -63,7 +63,7 @@ def in_words() -> Iterator[None]:
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    for command in (compare, train, evaluate, generate, tasks):
+    for command in (compare, train, evaluate, generate, tasks, results):
         app.command()(command)
 
 
@@ -272,6 +272,33 @@ def tasks() -> None:
         data = "\n".join([facts.source, facts.size, *more])
         table.add_row(name, facts.words, facts.metric, data, facts.licence, facts.published, ", ".join(kind.presets))
     console.print(table)
+
+
+@in_words()
+def results(
+    document: Annotated[Path, typer.Argument(help="A page with marks.", exists=True, dir_okay=False)] = Path("docs/results.md"),
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a table is not what the lines say.")] = False,
+    root: Annotated[Path, typer.Option(help="The folder that files of marks are in.", file_okay=False)] = Path("."),
+) -> None:
+    """Write the tables and figures of a page anew, from lines of results.
+
+    A mark in the page says what stands there, up to its end:
+
+        <!-- results: league results/reber.jsonl --tune rate --percent --figure docs/figures/reber.png -->
+        <!-- end -->
+
+    A league is made of runs that `lagwise compare --save` wrote (--baseline NAME names the encoding that others are compared
+    to); `models` of the lines of `lagwise bench models`.
+    """
+    from lagwise.train import tables
+
+    text = tables.filled(document.resolve(), root.resolve(), figures=not check)
+    changed = text != document.read_text()
+    if check and changed:
+        raise ValueError(f"{document} does not say what its lines say: run lagwise results")
+    if changed:
+        document.write_text(text)
+    console.print(f"{document} {'is written anew' if changed else 'says what its lines say'}")
 
 
 def trained(folder: Path, settings: "Settings") -> "Session":

@@ -122,33 +122,38 @@ def groups(runs: Iterable[Run], tune: Sequence[str] = ()) -> list[Group]:
 
 
 def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
-    """Returns of each encoding the runs whose values of some fields are best on the validation split, in the mean over seeds.
+    """Returns of each encoding the runs whose values of some fields are best on the validation split.
 
-    Each encoding so has the same tuning, on other examples than those that it is compared on.
+    The mean over the seeds that all values have counts. Each encoding so has the same tuning, on other examples than those that
+    it is compared on.
     """
     for name in fields:
         if name not in FIELDS or name in OWN_FIELDS:
             raise ValueError(f"what is tuned must be a field of a run beside encoding and seed, but is {name!r}")
     trials: dict[str, dict[str, list[Run]]] = {}
-    for run in runs if fields else ():
+    for run in runs:
         config = run.config
         owner = json.dumps([common_fields(run, fields), config.encoding, config.encoding_options], sort_keys=True)
         trials.setdefault(owner, {}).setdefault(json.dumps([getattr(config, name) for name in fields]), []).append(run)
-    chosen: set[int] = set()
-    for values in trials.values():
-        seeds = {tuple(sorted(run.config.seed for run in members)) for members in values.values()}
-        if len(seeds) > 1:
-            encoding = next(iter(values.values()))[0].config.encoding
-            raise ValueError(f"values that are tuned must have the same seeds, but those of {encoding} have {sorted(seeds)}")
-        metric, higher = main_metric(next(iter(values.values()))[0].config)
-        best = min(values.values(), key=lambda members: order(mean_validation(members, metric), higher))
-        chosen |= {id(run) for run in best}
-    return [run for run in runs if id(run) in chosen] if fields else list(runs)
+    chosen = {id(run) for values in trials.values() for run in best_of(list(values.values()))}
+    return [run for run in runs if id(run) in chosen]
 
 
-def mean_validation(runs: Iterable[Run], metric: str) -> float:
-    """Returns the mean of a metric on the validation split."""
-    return fmean(result["validation"][metric] for run in runs if (result := run.result) is not None)
+def best_of(trials: Sequence[Sequence[Run]]) -> Sequence[Run]:
+    """Returns the best of several sets of runs of one encoding, by the seeds that all of them have."""
+    config = trials[0][0].config
+    common = set.intersection(*({run.config.seed for run in runs} for runs in trials))
+    if not common:
+        raise ValueError(
+            f"values that are tuned must have a seed in common, but those of {config.encoding} on {config.task} do not"
+        )
+    metric, higher_is_better = main_metric(config)
+
+    def quality(runs: Sequence[Run]) -> tuple[bool, float]:
+        found = (result for run in runs if run.config.seed in common and (result := run.result) is not None)
+        return order(fmean(result["validation"][metric] for result in found), higher_is_better)
+
+    return min(trials, key=quality)
 
 
 def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[dict[str, Any]], tune: Sequence[str]) -> Group:

@@ -1,0 +1,166 @@
+"""Tables and figures of a document, made from lines of results: what stands between two marks is written anew.
+
+<!-- results: league results/reber.jsonl --tune rate --percent -->
+(written by `lagwise results`)
+<!-- end -->
+"""
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn
+
+from lagwise.train.league import Estimate, Group, Row, default_baseline, differences_of, groups, rows_of, shown
+from lagwise.train.records import read
+from lagwise.train.report import plot
+
+BLOCK = re.compile(r"(<!-- results: (.*?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+
+class Words(argparse.ArgumentParser):
+    """The words of a mark, whose mistakes are told like others."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise ValueError(f"a mark must be `{usage}`, but {message}")
+
+
+def words_of(mark: str) -> argparse.Namespace:
+    """Returns what a mark asks for."""
+    parser = Words(prog="results:", add_help=False)
+    parser.add_argument("kind", choices=sorted(KINDS))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--tune", action="append", default=[])
+    parser.add_argument("--baseline")
+    parser.add_argument("--percent", action="store_true")
+    parser.add_argument("--figure", type=Path)
+    return parser.parse_args(shlex.split(mark))
+
+
+def filled(document: Path, root: Path, *, figures: bool) -> str:
+    """Returns a document with its tables written anew, and draws its figures if asked for.
+
+    Args:
+        document: The document.
+        root: The folder that the files of marks are in.
+        figures: Draw the figures of marks too.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        wanted = words_of(found[2])
+        if not (root / wanted.file).is_file():
+            raise ValueError(f"{document}: a mark must name a file of results, but {wanted.file} is not there")
+        lines = KINDS[wanted.kind](root, wanted)
+        if wanted.figure is not None:
+            if figures:
+                (root / wanted.figure).parent.mkdir(parents=True, exist_ok=True)
+                plot(read(root / wanted.file), wanted.tune).savefig(root / wanted.figure, dpi=90)
+            link = Path(*[".."] * len(document.parent.relative_to(root).parts)) / wanted.figure
+            lines += ["", f"![Learning curves and means with intervals, from {wanted.file}]({link})"]
+        return found[1] + "\n".join(lines) + "\n" + found[3]
+
+    text = document.read_text()
+    if text.count("<!-- results:") != len(BLOCK.findall(text)):
+        raise ValueError(
+            f"{document}: each mark `<!-- results: ... -->` must stand on a line of its own, with an `<!-- end -->` after it"
+        )
+    return BLOCK.sub(fill, text)
+
+
+def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the leagues of some runs, and what they were run on."""
+    runs = read(root / wanted.file)
+    found = groups(runs, wanted.tune)
+    lines = []
+    for group in found:
+        lines += [f"**{group.title}**", ""] if len(found) > 1 else []
+        lines += [*league_table(group, wanted.baseline, 100.0 if wanted.percent else 1.0), ""]
+    return [*lines, provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")]
+
+
+def league_table(group: Group, baseline: str | None, factor: float) -> list[str]:
+    """Returns a league as a table, the best first."""
+    rows = rows_of(group)
+    name = baseline or default_baseline(group)
+    paired = {found.encoding: found.estimate for found in differences_of(group, name)}
+    lengths = sorted({length for row in rows for length in row.lengths})
+    unit = " in %" if factor == 100.0 else ""
+    head = ["encoding", f"test {group.metric}{unit}", f"minus `{name}`", *(f"at {length:,}" for length in lengths)]
+    head += [*(field.replace("_", " ") for field in group.tune), "seeds", "its parameters"]
+    return markdown(head, [league_cells(row, paired.get(row.encoding), lengths, group, factor) for row in rows])
+
+
+def league_cells(row: Row, paired: Estimate | None, lengths: Sequence[int], group: Group, factor: float) -> list[str]:
+    """Returns the cells of an encoding."""
+    difference = "" if paired is None else signed(scaled(paired, factor))
+    told = (row.lengths.get(length, "-") for length in lengths)
+    return [
+        f"`{row.encoding}`", str(scaled(row.test, factor)), difference,
+        *("refused" if isinstance(found, str) else str(scaled(found, factor)) for found in told),
+        *(shown(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
+    ]  # fmt: skip
+
+
+def scaled(found: Estimate, factor: float) -> Estimate:
+    """Returns an estimate in another unit."""
+    return Estimate(factor * found.mean, None if found.half_width is None else factor * found.half_width, found.count)
+
+
+def signed(found: Estimate) -> str:
+    """Returns a difference with its sign."""
+    return f"{'+' if found.mean > 0 else ''}{found}"
+
+
+def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns speed and memory of whole models with each encoding, relative to none: a table for each kind of attention."""
+    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    lines = []
+    for attention in dict.fromkeys(record["attention"] for record in records):
+        own = [record for record in records if record["attention"] == attention]
+        times = sorted({record["time"] for record in own})
+        cells = {(record["contender"], record["time"]): model_cell(record) for record in own}
+        names = [
+            name for name in dict.fromkeys(record["contender"] for record in own) if any((name, time) in cells for time in times)
+        ]
+        body = [[f"`{name}`", *(cells.get((name, time), "") for time in times)] for name in names]
+        body = [row for row in body if any(row[1:])]
+        lines += [f"**{attention} attention**", "", *markdown(["encoding", *(f"T = {time:,}" for time in times)], body), ""]
+    return [*lines, provenance(wanted.file, records, "lines")]
+
+
+def model_cell(record: dict[str, Any]) -> str:
+    """Returns the speed and the memory of a model; nothing where its attention cannot use the encoding."""
+    if "error" in record:
+        return "out of memory" if "OutOfMemory" in record["error"] else ""
+    if record["contender"] == "none":
+        return f"{record['tokens_per_s'] / 1000:,.0f} k tokens/s, {record['held_bytes'] / 2**30:.1f} GiB"
+    return f"{record['speed_ratio']:.2f}, {record['memory_ratio']:.2f}x"
+
+
+def provenance(file: Path, records: Sequence[dict[str, Any]], what: str) -> str:
+    """Returns where numbers come from, in one line."""
+
+    def all_of(name: str) -> str:
+        return " and ".join(dict.fromkeys(str(record[name]) for record in records))
+
+    seconds = [record["seconds"] for record in records if "seconds" in record]
+    each = f", {fmean(seconds):,.1f} s of training each" if seconds else ""
+    where = f"{all_of('device')}, torch {all_of('torch')}, commit {all_of('commit')}, {all_of('date')}"
+    return f"{len(records)} {what} in {file}: {where}{each}."
+
+
+def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """Returns a table.
+
+    >>> markdown(["a", "b"], [["1", "2"]])
+    ['| a | b |', '| --- | --- |', '| 1 | 2 |']
+    """
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)]
+
+
+KINDS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {"league": league_lines, "models": model_lines}
+"""What marks may ask for: leagues of runs that `lagwise compare --save` wrote, and lines of `lagwise bench models`."""

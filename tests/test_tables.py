@@ -1,0 +1,109 @@
+"""Tables of documents from lines of results: what they say, and that the published ones say what their lines say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_compare import stored
+from typer.testing import CliRunner
+
+from lagwise.cli import app
+from lagwise.train import records, tables
+from lagwise.train.config import Config
+
+ROOT = Path(__file__).parent.parent
+HEAD = {"device": "a GPU", "torch": "2.11", "commit": "abc", "date": "2026-01-01", "data": "files"}
+
+
+def test_the_published_page_says_what_its_lines_say():
+    page = ROOT / "docs" / "results.md"
+    assert tables.filled(page, ROOT, figures=False) == page.read_text(), "run `lagwise results`"
+    assert page.read_text().count("<!-- results:") >= 8
+
+
+def project(folder: Path, mark: str) -> Path:
+    """Makes a page with one mark, and its lines."""
+    runs = []
+    for encoding, values in {"t5": [0.5, 0.7], "at5": [0.6, 0.82]}.items():
+        for seed, value in enumerate(values):
+            lengths = {"64": {"loss": 1.0, "accuracy": value / 2}, "128": {"refused": "too long"}}
+            run = stored(folder / "runs", encoding, seed, value, environment=HEAD, lengths=lengths, seconds=3.0)
+            run.log({"step": 1, "loss": 1.0, "seconds": 1.0, "tokens": 9})
+            run.log({"step": 2, "loss": 0.5, "seconds": 1.0, "tokens": 9})
+            runs.append(run)
+    records.save(runs, folder / "results" / "some.jsonl")
+    page = folder / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text(f"# Before\n<!-- results: {mark} -->\nold\n<!-- end -->\nafter\n")
+    return page
+
+
+def test_a_league_by_hand(tmp_path):
+    page = project(tmp_path, "league results/some.jsonl --percent --figure docs/some.png")
+    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    # Two seeds have t = 12.7062: at5's mean is 71, its deviation 11 sqrt(2), so that the half-width is 12.7062 x 11; the
+    # differences are 10 and 12.
+    assert lines[2:6] == [
+        "| encoding | test accuracy in % | minus `t5` | at 64 | at 128 | seeds | its parameters |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| `at5` | 71 ± 140 | +11 ± 13 | 36 ± 70 | refused | 2 | 10 |",
+        "| `t5` | 60 ± 127 |  | 30 ± 64 | refused | 2 | 10 |",
+    ]
+    assert lines[7] == "4 runs in results/some.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01, 3.0 s of training each."
+    assert lines[9] == "![Learning curves and means with intervals, from results/some.jsonl](../docs/some.png)"
+    assert lines[0] == "# Before" and lines[10:] == ["<!-- end -->", "after"]
+    assert (tmp_path / "docs" / "some.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_baseline_and_what_is_tuned_are_in_the_table(tmp_path):
+    page = project(tmp_path, "league results/some.jsonl --baseline at5 --tune rate")
+    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    assert lines[2] == "| encoding | test accuracy | minus `at5` | at 64 | at 128 | rate | seeds | its parameters |"
+    assert lines[5] == f"| `t5` | 0.6 ± 1.3 | -0.11 ± 0.13 | 0.30 ± 0.64 | refused | {Config('process-50').rate} | 2 | 10 |"
+
+
+def test_models_by_hand(tmp_path):
+    common = {**HEAD, "attention": "softmax"}
+    records = [
+        {**common, "contender": "none", "time": 512, "tokens_per_s": 1_234_567.0, "held_bytes": 3 * 2**30, "speed_ratio": 1.0},
+        {**common, "contender": "t5", "time": 512, "speed_ratio": 0.875, "memory_ratio": 1.0312},
+        {**common, "contender": "t5", "time": 64, "error": "OutOfMemoryError: CUDA out of memory"},
+        {**common, "contender": "permute", "time": 512, "error": "ValueError: it acts on features"},
+    ]
+    page = project(tmp_path, "models results/models.jsonl")
+    (tmp_path / "results" / "models.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    assert lines[2:8] == [
+        "**softmax attention**", "", "| encoding | T = 64 | T = 512 |", "| --- | --- | --- |",
+        "| `none` |  | 1,235 k tokens/s, 3.0 GiB |", "| `t5` | out of memory | 0.88, 1.03x |",
+    ]  # fmt: skip
+    assert lines[9] == "4 lines in results/models.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("cup results/some.jsonl", r"a mark must be `results: .*`, but argument kind: invalid choice: 'cup'"),
+        ("league", r"a mark must be `results: .*`, but the following arguments are required: file"),
+        ("league results/other.jsonl", r"page.md: a mark must name a file of results, but results/other.jsonl is not there"),
+    ],
+)
+def test_marks_that_cannot_be_filled(tmp_path, mark, message):
+    with pytest.raises(ValueError, match=message):
+        tables.filled(project(tmp_path, mark), tmp_path, figures=False)
+
+
+def test_a_mark_without_an_end(tmp_path):
+    page = project(tmp_path, "league results/some.jsonl")
+    page.write_text("<!-- results: league results/some.jsonl -->\n")
+    with pytest.raises(ValueError, match="with an `<!-- end -->` after it"):
+        tables.filled(page, tmp_path, figures=False)
+
+
+def test_the_command_writes_and_checks(tmp_path):
+    page = project(tmp_path, "league results/some.jsonl")
+    arguments = ["results", str(page), "--root", str(tmp_path)]
+    stale = CliRunner().invoke(app, [*arguments, "--check"])
+    assert stale.exit_code == 1 and "run lagwise results" in stale.output and "old" in page.read_text()
+    assert "is written anew" in " ".join(CliRunner().invoke(app, arguments).output.split())
+    assert "`at5`" in page.read_text() and CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
