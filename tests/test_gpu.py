@@ -8,9 +8,11 @@ import pytest
 import torch
 from oracle import assert_within_budget, make_encoding, make_terms
 from test_codes import CALLS, assert_kernels_within_budget, features, kernel_call
+from test_rotation import SHAPES, by_hand, case
 
 import lagwise
 from lagwise.impl.lowering import lower
+from lagwise.impl.rotation import turn
 
 # cuBLAS repeats its results only with a workspace of its own.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -549,6 +551,28 @@ def test_codes_on_a_grid_are_those_of_the_cpu():
     actual = features(encoding.cuda(), q.cuda(), k.cuda(), *(x.cuda() for x in positions))
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(("shape", "per_row"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_rotation_kernel(shape, per_row, interleaved, dtype):
+    x, cos, sin = case(shape, per_row, dtype, "cuda")
+    expected = by_hand(x, cos, sin, interleaved)
+    for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
+        found = turn(given, cos, sin, interleaved=interleaved)
+        assert found.stride() == given.stride()
+        torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["none", "rotary"])
+def test_attention_without_tables_is_the_vendors(name, causal):
+    for sizes in ({}, {"queries": 40}, {"kv_heads": 2}, {"head_dim": 128}):
+        q, k, v = tensors(**sizes)
+        encoding = make_encoding(name, heads=4, head_dim=q.shape[3])
+        assert lagwise.which_impl(q, k, v, encoding, causal=causal).impl == "split"
+        assert_within_budget("split", q, k, v, encoding, causal=causal, return_lse=False)
 
 
 @pytest.mark.parametrize("name", ["sine-spe", "conv-spe"])

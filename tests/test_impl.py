@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from oracle import assert_within_budget, make_encoding, make_terms
 
 import lagwise
-from lagwise.impl import far, support
+from lagwise.impl import far, operators, support
 
 # The Triton kernels have files of their own: test_triton.py and test_gpu.py.
 FAST = [impl for impl in support.IMPLEMENTATIONS if impl not in ("dense", "triton")]
@@ -39,6 +39,25 @@ def test_every_encoding(impl, relative_name, causal, poisoned):
 def test_every_dtype(impl, dtype, poisoned):
     terms = make_terms("bias", "gain", "query", "key", "value")
     assert_within_budget(impl, *tensors(queries=70, dtype=dtype), terms)
+
+
+SHAPES_OF_PLAIN = [{}, {"kv_heads": 2}, {"value_dim": 24}, {"keys": 13}, {"head_dim": 40}, {"queries": 300, "batch": 1}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES_OF_PLAIN, ids=str)
+@pytest.mark.parametrize("name", ["none", "rotary"])
+def test_attention_without_tables_and_without_its_sum(name, shape, causal, dtype, monkeypatch):
+    """Such calls go to the vendor's kernel alone, unless a causal mask would not begin in the corner."""
+    q, k, v = tensors(dtype=dtype, **shape)
+    ran = []
+    run = operators.run
+    monkeypatch.setattr(operators, "run", lambda impl, call: ran.append(impl) or run(impl, call))
+    encoding = make_encoding(name, head_dim=q.shape[3])
+    assert_within_budget("split", q, k, v, encoding, causal=causal, return_lse=False)
+    # The helper asks for the sum once.
+    assert ran == ["split"] * (2 if causal and "keys" in shape else 1)
 
 
 @pytest.mark.parametrize("tables", [(), ("bias",), ("gain",), ("channel gain",), ("query",), ("key",), ("value",)])

@@ -1,13 +1,13 @@
 """Encodings that rotate queries and keys by their positions."""
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from lagwise.encodings.absolute import inverse_frequencies, largest_position, require_even
 from lagwise.encodings.base import Encoding
+from lagwise.impl.rotation import turn
 from lagwise.terms import FeatureTransform, Terms
 
 
@@ -43,12 +43,16 @@ class Rotary(Encoding):
 
     def _turn_features(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
         width = require_even("the number of features", q.shape[-1])
-        turn = partial(rotate, head_dim=width, base=self.base, interleaved=self.interleaved)
-        return turn(q, q_positions), turn(k, k_positions)
+        return self._turned(q, k, q_positions, k_positions, width)
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        turn = partial(rotate, head_dim=self.head_dim, base=self.base, interleaved=self.interleaved)
-        return turn(q, q_positions), turn(k, k_positions)
+        check_width(q, self.head_dim)
+        return self._turned(q, k, q_positions, k_positions, self.head_dim)
+
+    def _turned(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        rows = factors(q_positions, width, self.base, q.dtype)
+        keys = rows if k_positions is q_positions else factors(k_positions, width, self.base, k.dtype)
+        return turn(q, *rows, interleaved=self.interleaved), turn(k, *keys, interleaved=self.interleaved)
 
 
 class XPos(Encoding):
@@ -88,6 +92,7 @@ class XPos(Encoding):
         return self._scaled(q, q_positions, 1.0), self._scaled(k, k_positions, -1.0)
 
     def _scaled(self, x: Tensor, positions: Tensor, sign: float) -> Tensor:
+        check_width(x, self.head_dim)
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=x.device)
         decay = torch.log((pairs + 0.4 * self.head_dim) / (1.4 * self.head_dim)) / self.unit
         # Half of the range is left to the numbers that are scaled.
@@ -99,28 +104,25 @@ class XPos(Encoding):
                 "use a shorter sequence, a larger unit, or Rotary"
             )
         scales = torch.exp(sign * per_head(positions)[..., None] * decay)
-        return rotate(x, positions, head_dim=self.head_dim, base=self.base, interleaved=True, scales=scales)
+        return turn(x, *factors(positions, self.head_dim, self.base, x.dtype, scales), interleaved=True)
 
 
-def rotate(
-    x: Tensor, positions: Tensor, *, head_dim: int, base: float, interleaved: bool, scales: Tensor | None = None
-) -> Tensor:
-    """Turns the channel pairs of x, [batch, heads, time, head_dim], by their positions, and scales them."""
+def factors(
+    positions: Tensor, width: int, base: float, dtype: torch.dtype, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns cosine and sine of the angles of all channel pairs at some positions, times scales, in float32 at least."""
+    angles = per_head(positions)[..., None] * inverse_frequencies(width, positions.device, base)
+    compute = torch.promote_types(dtype, torch.float32)
+    found = (angles.cos(), angles.sin()) if scales is None else (angles.cos() * scales, angles.sin() * scales)
+    return found[0].to(compute), found[1].to(compute)
+
+
+def check_width(x: Tensor, head_dim: int) -> None:
+    """Raises for a tensor of another width than an encoding was made for."""
     if x.shape[-1] != head_dim:
         raise ValueError(
             f"q and k must have the width that the encoding was made for, head_dim={head_dim}, but have {x.shape[-1]}"
         )
-    angles = per_head(positions)[..., None] * inverse_frequencies(head_dim, x.device, base)
-    cos, sin = angles.cos(), angles.sin()
-    if scales is not None:
-        cos, sin = cos * scales, sin * scales
-    compute = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = cos.to(compute), sin.to(compute)
-    pairs = x.to(compute).unflatten(-1, (-1, 2) if interleaved else (2, -1))
-    axis = -1 if interleaved else -2
-    even, odd = pairs.unbind(axis)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=axis)
-    return turned.flatten(-2).to(x.dtype)
 
 
 def require_positive(**numbers: float) -> None:

@@ -79,8 +79,11 @@ def lower(
 
 
 def token_positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns the positions that a transform sees: those of the queries, then those of the keys."""
-    rows, keys = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+    """Returns the positions that a transform sees: those of the queries, then those of the keys, as one where they are equal."""
+    keys = torch.arange(k.shape[2], device=k.device)
+    if cu_seqlens is None and not isinstance(query_start, Tensor) and query_start == 0 and q.shape[2] == k.shape[2]:
+        return keys, keys
+    rows = torch.arange(q.shape[2], device=q.device)
     if cu_seqlens is not None:
         sequence = torch.searchsorted(cu_seqlens, keys, right=True) - 1
         return keys - cu_seqlens[sequence], keys - cu_seqlens[sequence]
