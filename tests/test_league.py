@@ -161,13 +161,19 @@ def test_each_encoding_has_what_is_best_for_it_on_the_validation_split(tmp_path)
     assert {run.config.rate for run in tuned(runs[4:-1], ["rate"])} == {1e-3} and len(tuned(runs[4:-1], ["rate"])) == 2
     with pytest.raises(ValueError, match="must have a seed in common, but those of none on process-50 do not"):
         tuned([runs[4], runs[7]], ["rate"])
-    with pytest.raises(ValueError, match="what is tuned must be a field of a run beside encoding and seed, but is 'seed'"):
+    with pytest.raises(
+        ValueError, match="what is tuned must be a field of a run beside the encoding, its options and the seed, but is 'seed'"
+    ):
         tuned(runs, ["seed"])
 
 
 def test_all_combinations_of_what_is_tuned_are_planned():
     found = plan("process-50", ["t5", "at5"], seeds=2, tune={"rate": [1e-3, 1e-4], "dropout": [0.0, 0.1, 0.2]})
     assert len(found) == 2 * 2 * 6 == len(set(config.fingerprint() for config in found))
+    with pytest.raises(ValueError, match=r"but is 'ratee': did you mean 'rate'\?"):
+        plan("process-50", ["t5"], tune={"ratee": [1e-3]})
+    with pytest.raises(ValueError, match="what is tuned must have values to try, such as rate=1,2, but rate has none"):
+        plan("process-50", ["t5"], tune={"rate": []})
     assert {(config.rate, config.dropout) for config in found} == {(a, b) for a in (1e-3, 1e-4) for b in (0.0, 0.1, 0.2)}
 
 

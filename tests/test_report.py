@@ -361,14 +361,14 @@ def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_p
     assert group["priors"]["sine-spe"]["learned"][0]["rows"][1] == [0.25, 0.75, 0.5]
     wanted = (
         "Without an exact prior: rotary, xpos (it has &lt;no&gt; bias); none (its model has no positions); "
-        "at5 (its run is from before priors were stored: run it with --again)."
+        "at5 (its run did not store what it learned: run it with --again)."
     )
     assert wanted in text
 
 
 def test_without_any_prior_there_is_no_chart(runs):
     text = report.page(runs, "")
-    assert "data-prior>" not in text and "its run is from before priors were stored" in text
+    assert "data-prior>" not in text and "its run did not store what it learned" in text
 
 
 # In a browser

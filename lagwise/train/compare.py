@@ -22,7 +22,7 @@ from lagwise.encodings import ENCODINGS, nearest
 from lagwise.tasks.models import encoder_of
 from lagwise.train import loop
 from lagwise.train.config import Config
-from lagwise.train.league import data_of
+from lagwise.train.league import check_tuned, data_of
 from lagwise.train.loop import Diverged, Interrupted, Settings, data_words, make_config, stop_on_signal
 from lagwise.train.store import Run, write
 
@@ -63,6 +63,10 @@ def plan(
     for name, instead in (("encoding", "encodings"), ("seed", "seeds")):
         if name in changes:
             raise ValueError(f"{name} is what a comparison varies, but was given as a field: give {instead}")
+    check_tuned(tune or {})
+    for name, values in (tune or {}).items():
+        if not values:
+            raise ValueError(f"what is tuned must have values to try, such as {name}=1,2, but {name} has none")
     trials = [dict(zip(tune or {}, values, strict=True)) for values in product(*(tune or {}).values())]
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not numbers:

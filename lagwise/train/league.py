@@ -127,9 +127,7 @@ def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
     The mean over the seeds that all values have counts. Each encoding so has the same tuning, on other examples than those that
     it is compared on.
     """
-    for name in fields:
-        if name not in FIELDS or name in OWN_FIELDS:
-            raise ValueError(f"what is tuned must be a field of a run beside encoding and seed, but is {name!r}")
+    check_tuned(fields)
     trials: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         config = run.config
@@ -137,6 +135,17 @@ def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
         trials.setdefault(owner, {}).setdefault(json.dumps([getattr(config, name) for name in fields]), []).append(run)
     chosen = {id(run) for values in trials.values() for run in best_of(list(values.values()))}
     return [run for run in runs if id(run) in chosen]
+
+
+def check_tuned(fields: Iterable[str]) -> None:
+    """Raises for what cannot be tuned."""
+    for name in fields:
+        if name not in FIELDS or name in OWN_FIELDS:
+            known = [field for field in FIELDS if field not in OWN_FIELDS]
+            raise ValueError(
+                f"what is tuned must be a field of a run beside the encoding, its options and the seed, but is {name!r}"
+                + nearest(name, known)
+            )
 
 
 def best_of(trials: Sequence[Sequence[Run]]) -> Sequence[Run]:

@@ -164,7 +164,7 @@ def without_prior(group: Group) -> str:
         stored = first_seed(group, name)[1].priors
         told = [each["reason"] for each in stored or () if "reason" in each]
         if stored is None:
-            told = ["its run is from before priors were stored: run it with --again"]
+            told = ["its run did not store what it learned: run it with --again"]
         elif not stored:
             told = ["its model has no positions"]
         for reason in dict.fromkeys(told):
