@@ -23,18 +23,22 @@ INTERPRETED = pytest.mark.skipif(
 TRITON = pytest.param("triton", marks=INTERPRETED)
 
 
-def call_of(time=20):
-    terms = make_terms("bias", "gain", "query", "key", "value", heads=2, head_dim=4, value_dim=4, max_lag=2)
-    q, k, v = (torch.randn(1, 2, time, 4).requires_grad_() for _ in range(3))
+def call_of(*tables, by_token=False):
+    terms = make_terms(*tables, heads=2, head_dim=4, value_dim=4, max_lag=2)
+    drawn = [torch.randn(1, 20, 2, 4).transpose(1, 2) if by_token else torch.randn(1, 2, 20, 4) for _ in range(3)]
+    q, k, v = (x.requires_grad_() for x in drawn)
     return lower(
         q, k, v, terms, scale=0.5, causal=False, window=None, query_start=0, key_mask=None, cu_seqlens=None,
         dropout=0.0, seed=None
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("tables", [("bias",), ("bias", "gain", "query", "key", "value")], ids=len)
 @pytest.mark.parametrize("name", ["blockwise", "split", TRITON])
-def test_operators_pass_the_operator_check(name):
-    torch.library.opcheck(getattr(torch.ops.lagwise, name).default, tuple(call_of()))
+def test_operators_pass_the_operator_check(name, tables, by_token):
+    """Also where the heads of a token lie side by side: what is traced has to lie as what is computed."""
+    torch.library.opcheck(getattr(torch.ops.lagwise, name).default, tuple(call_of(*tables, by_token=by_token)))
 
 
 @pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])

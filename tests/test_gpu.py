@@ -565,6 +565,17 @@ def test_the_rotation_kernel(shape, per_row, interleaved, dtype):
         torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["triton", "split"])
+@pytest.mark.parametrize("name", ["t5", "huang2", "huang4"])
+def test_tensors_that_lie_token_by_token(name, impl):
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(queries=700))
+    encoding = make_encoding(name, heads=4, head_dim=64).cuda()
+    assert_within_budget(impl, q, k, v, encoding)
+    out = lagwise.attention(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), encoding, impl=impl)
+    found = torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
+    assert [x.stride() for x in (out, *found)] == [x.stride() for x in (q, q, k, v)]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", ["none", "rotary"])
 def test_attention_without_tables_is_the_vendors(name, causal):

@@ -378,6 +378,37 @@ def test_a_gradient_of_the_log_sum_exp_alone():
     )
 
 
+def by_token(*tensors):
+    """Returns tensors [batch, heads, time, dim] with the heads of a token side by side, as projections leave them."""
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "dropout": 0.3}], ids=words)
+@pytest.mark.parametrize("tables", [("bias", "gain"), ("bias", "value"), CHANNELS], ids=words)
+@pytest.mark.parametrize("shape", [{}, {"kv_heads": 1}, {"value_dim": 5}, {"queries": 7, "keys": 20}], ids=words)
+def test_tensors_that_lie_token_by_token(shape, tables, options):
+    q, k, v = by_token(*tensors(heads=2, **shape))
+    assert_within_budget("triton", q, k, v, make_terms(*tables, heads=2, value_dim=v.shape[3]), **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
+def test_split_of_tensors_that_lie_token_by_token(tables, causal, monkeypatch):
+    monkeypatch.setattr("lagwise.impl.split.fused", lambda call: True)
+    assert_within_budget("split", *by_token(*tensors(heads=2, queries=60)), make_terms(*tables, heads=2), causal=causal)
+
+
+@pytest.mark.parametrize("impl", ["triton", "split"])
+@pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
+def test_outputs_and_gradients_lie_as_what_they_belong_to(tables, impl, monkeypatch):
+    monkeypatch.setattr("lagwise.impl.split.fused", lambda call: True)
+    for arrange in (by_token, lambda *tensors: tensors):
+        q, k, v = (x.requires_grad_() for x in arrange(*tensors(heads=2, queries=60)))
+        out = lagwise.attention(q, k, v, make_terms(*tables, heads=2), impl=impl)
+        found = torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
+        assert out.stride() == q.stride() and [x.stride() for x in found] == [x.stride() for x in (q, k, v)]
+
+
 def test_sums_of_encodings():
     encoding = make_encoding("t5", heads=2) + make_encoding("shaw", heads=2) + make_encoding("rotary", heads=2)
     assert_within_budget("triton", *tensors(heads=2), encoding)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lagwise.impl import sweep
-from lagwise.impl.lowering import Gradients, Lowered, parts_of
+from lagwise.impl.lowering import Gradients, Lowered, contiguous_gradients, parts_of
 
 
 def forward(call: Lowered) -> list[Tensor]:
@@ -39,3 +39,8 @@ def outputs(call: Lowered) -> list[Tensor]:
         call.q.new_empty(*call.q.shape[:3], call.v.shape[3]),
         call.q.new_empty(call.q.shape[:3], dtype=compute),
     ]
+
+
+def backward_outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `backward`, for tracing."""
+    return contiguous_gradients(call)

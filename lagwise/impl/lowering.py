@@ -78,6 +78,22 @@ def lower(
     )  # fmt: skip
 
 
+def contiguous_gradients(call: Lowered) -> list[Tensor]:
+    """Returns empty gradients of the fields that a call has, in the order of DIFFERENTIABLE."""
+    return [x.new_empty(x.shape) for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]
+
+
+def is_by_token(x: Tensor) -> bool:
+    """Says whether the heads of a token lie side by side, [batch, time, heads, dim], as a projection leaves them."""
+    return x.stride(3) == 1 and x.stride(1) < x.stride(2)
+
+
+def empty_laid_out(by_token: bool, x: Tensor, *shape: int) -> Tensor:
+    """Returns an empty tensor [batch, heads, time, dim] of the type of x, with the heads of a token side by side or not."""
+    batch, heads, time, dim = shape
+    return x.new_empty(batch, time, heads, dim).transpose(1, 2) if by_token else x.new_empty(shape)
+
+
 def token_positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """Returns the positions that a transform sees: those of the queries, then those of the keys, as one where they are equal."""
     keys = torch.arange(k.shape[2], device=k.device)

@@ -63,9 +63,7 @@ def _register(name: str, module: str) -> None:
 
     @torch.library.register_fake(f"lagwise::{name}_backward")
     def fake_backward(saved: list[Tensor], dout: Tensor, dlse: Tensor | None, *arguments):
-        call = Lowered(*arguments)
-        present = [getattr(call, field) for field in DIFFERENTIABLE]
-        return [x.new_empty(x.shape) for x in present if x is not None]
+        return implementation().backward_outputs(Lowered(*arguments))
 
     operator, backward_operator = (getattr(torch.ops.lagwise, op).default for op in (name, f"{name}_backward"))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lagwise.impl import far, sweep
-from lagwise.impl.lowering import Gradients, Lowered, Part, parts_of, tables_of
+from lagwise.impl.lowering import Gradients, Lowered, Part, contiguous_gradients, parts_of, tables_of
 from lagwise.impl.support import HAS_TRITON
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
@@ -288,3 +288,10 @@ def outputs(call: Lowered) -> list[Tensor]:
         call.q.new_empty((far_sides(call), *shape[:-1]), dtype=compute),
         call.q.new_empty((*shape[:-1], lags), dtype=compute),
     ]
+
+
+def backward_outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `backward`."""
+    if fused(call):
+        return import_module("lagwise.impl.triton.launch").backward_outputs(call)
+    return contiguous_gradients(call)

@@ -34,6 +34,7 @@ from lagwise.impl.triton.tiles import (
     before,
     clear_scores,
     dropout_state,
+    head_rows,
     kept,
     lag_scores,
     load_columns,
@@ -222,7 +223,7 @@ def forward_kernel(
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes output and log-sum-exp of a block of queries.
 
@@ -317,7 +318,8 @@ def forward_kernel(
             )
             values = load_rows(Value, column, value_lags, value_dim, value_dim, VALUE_WIDTH, False)
             out += product(tl.exp2((logits - lse[:, None]) * LOG2E).to(values.dtype), values)
-    store_rows(Out + base * queries * value_dim, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+    home, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
+    store_rows(home, row, queries, apart, out, value_dim, VALUE_WIDTH)
     tl.store(Lse + base * queries + row, tl.where(total > 0.0, lse, -float("inf")), mask=row < queries)
 
 
@@ -335,7 +337,7 @@ def query_gradient_kernel(
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DQ_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
 
@@ -472,7 +474,8 @@ def query_gradient_kernel(
         at = future_rows - 1 - row
         far = load_far(DqFuture, dq_future_batch, dq_future_head, dq_future_time, batch, head, at, future_rows, head_dim, WIDTH)
         dq += far * load_gain(gains + end_gains_last, head_dim, WIDTH, GAIN, CHANNELS)
-    store_rows(Dq + base * queries * head_dim, row, queries, head_dim, dq, head_dim, WIDTH)
+    home, apart = head_rows(Dq, pair, heads, queries, head_dim, DQ_BY_TOKEN)
+    store_rows(home, row, queries, apart, dq, head_dim, WIDTH)
     if SCORES:
         clear_scores(BandScores, row, queries, 1, start + band_first, near, beyond, band_lags, band_lags, 0.0, KEYS)
     if VALUE:
@@ -505,7 +508,7 @@ def key_gradient_kernel(
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
     QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
     STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr,
+    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DK_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends; those of scores are zero
     where a key has no query, and the queries' kernel knows the others.
@@ -612,5 +615,7 @@ def key_gradient_kernel(
         dv += load_far(
             DvFuture, dv_future_batch, dv_future_head, dv_future_time, batch, owner, at, future_keys, value_dim, VALUE_WIDTH
         )
-    store_rows(Dk + base * keys * head_dim, key, keys, head_dim, dk, head_dim, WIDTH)
-    store_rows(Dv + base * keys * value_dim, key, keys, value_dim, dv, value_dim, VALUE_WIDTH)
+    home, apart = head_rows(Dk, pair, heads, keys, head_dim, DK_BY_TOKEN)
+    store_rows(home, key, keys, apart, dk, head_dim, WIDTH)
+    home, apart = head_rows(Dv, pair, heads, keys, value_dim, DK_BY_TOKEN)
+    store_rows(home, key, keys, apart, dv, value_dim, VALUE_WIDTH)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, tables_of
+from lagwise.impl.lowering import DIFFERENTIABLE, Lowered, empty_laid_out, is_by_token, tables_of
 from lagwise.impl.split import merge
 from lagwise.impl.triton.attention import forward_kernel, key_gradient_kernel, query_gradient_kernel
 from lagwise.impl.triton.channels import (
@@ -110,6 +110,9 @@ class Plan:
             "DROPOUT": call.dropout > 0.0, "FAR": only is None,
             "LIMITED": call.causal or call.window is not None or lags is not None or only is not None,
             "WINDOW": call.window is not None or lags is not None,
+            # Gradients to which others add products, or whose heads are summed, lie head by head.
+            "DQ_BY_TOKEN": is_by_token(q) and not self.scored,
+            "DK_BY_TOKEN": is_by_token(k) and is_by_token(v) and not self.scored and self.heads == k.shape[1],
         }  # fmt: skip
         if call.seed is not None:
             self.arguments["Seed"] = call.seed
@@ -357,7 +360,7 @@ def forward(call: Lowered) -> list[Tensor]:
 def attend(plan: Plan, out: Tensor, lse: Tensor) -> None:
     """Writes the output and the log-sum-exp of a plan."""
     plan.score()
-    given = {"Out": out, "Lse": lse}
+    given: dict[str, Any] = {"Out": out, "Lse": lse, "OUT_BY_TOKEN": is_by_token(out)}
     if plan.tables.value is not None:
         given["BandLogits"] = torch.empty(*lse.shape, plan.arguments["value_lags"], dtype=torch.float32, device=out.device)
     plan.launch(forward_kernel, "forward", **given)
@@ -396,7 +399,22 @@ def gradients(call: Lowered, found: dict[str, Tensor], tables: Terms) -> list[Te
     found |= {name: table.values for name, table in tables.tables().items()}
     if tables.bias is not None and tables.bias.slopes is not None:
         found["slopes"] = torch.stack(tables.bias.slopes)
-    return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]
+    present = ((x, found[name].to(x.dtype)) for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None)
+    return [
+        gradient.transpose(1, 2).contiguous().transpose(1, 2) if like_tokens(x) else gradient.contiguous()
+        for x, gradient in present
+    ]
+
+
+def like_tokens(x: Tensor) -> bool:
+    """Says whether the gradient of a tensor lies token by token, as the tensor does: q, k and v may, tables do not."""
+    return x.ndim == 4 and is_by_token(x)
+
+
+def backward_outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `backward`."""
+    present = (x for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None)
+    return [empty_laid_out(True, x, *x.shape) if like_tokens(x) else x.new_empty(x.shape) for x in present]
 
 
 def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
@@ -405,7 +423,7 @@ def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     given = {
         "Out": out, "Dout": dout, "Dlse": out if dlse is None else dlse.contiguous(), "Delta": found, **strides("dout", dout),
         "heads": out.shape[1], "queries": out.shape[2], "value_dim": out.shape[3], "VALUE_WIDTH": width(out.shape[3]),
-        "ROWS": ROWS, "DLSE": dlse is not None,
+        "ROWS": ROWS, "DLSE": dlse is not None, "OUT_BY_TOKEN": is_by_token(out),
     }  # fmt: skip
     run(delta_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
     return found
@@ -464,8 +482,8 @@ def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tenso
 
 def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor | None]:
     """Returns dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
-    shape = (plan.batch, plan.heads, plan.keys)
-    dk, dv = (torch.empty(*shape, x.shape[3], dtype=x.dtype, device=x.device) for x in (plan.k, plan.v))
+    shape, by_token = (plan.batch, plan.heads, plan.keys), plan.arguments["DK_BY_TOKEN"]
+    dk, dv = (empty_laid_out(by_token, x, *shape, x.shape[3]) for x in (plan.k, plan.v))
     more = {}
     if plan.tables.key is not None and plan.only is None:
         more["DKeyEnds"] = torch.empty(*shape, 2, dtype=torch.float32, device=dk.device)
@@ -476,7 +494,7 @@ def _key_gradients(plan: Plan, given: dict[str, Any]) -> tuple[dict[str, Tensor]
 def _query_gradients(plan: Plan, given: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns dq and what the same kernel finds for the ends of the tables; scores turn into their gradients."""
     lse = given["Lse"]
-    dq = torch.empty(plan.q.shape, dtype=plan.q.dtype, device=plan.q.device)
+    dq = empty_laid_out(plan.arguments["DQ_BY_TOKEN"], plan.q, *plan.q.shape)
 
     def ends(*shape: int) -> Tensor:
         return torch.empty(*lse.shape[:2], *shape, lse.shape[2], 2, dtype=torch.float32, device=lse.device)
@@ -592,6 +610,6 @@ def _scalar_gradients(plan: Plan, found: DiagonalSums, ends: Tensor, tables: Ter
 def outputs(call: Lowered) -> list[Tensor]:
     """Returns empty tensors like those of `forward`."""
     return [
-        call.q.new_empty(*call.q.shape[:3], call.v.shape[3]),
+        empty_laid_out(is_by_token(call.q), call.q, *call.q.shape[:3], call.v.shape[3]),
         call.q.new_empty(call.q.shape[:3], dtype=torch.float32),
     ]

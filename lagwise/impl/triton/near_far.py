@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lagwise.impl import far
-from lagwise.impl.lowering import Lowered, Part, parts_of
+from lagwise.impl.lowering import Lowered, Part, is_by_token, parts_of
 from lagwise.impl.split import Side, layout, merge
 from lagwise.impl.triton import launch
 from lagwise.impl.triton.launch import (
@@ -57,14 +57,17 @@ def forward(call: Lowered) -> list[Tensor]:
     nothing = _results(call, 0)
     if not sides:
         return [*launch.forward(call), *nothing, *nothing]
-    out, lse = _results(call, part.q.shape[2])
+    out, lse = launch.outputs(call)
     # The far fields come first: while they run, the host prepares the rest.
     fields = fields_of(part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
-    near_out, near_lse = torch.empty_like(out), torch.empty_like(lse)
+    near_out, near_lse = launch.outputs(call)
     attend(Plan(call, part.tables, only=band), near_out, near_lse)
-    given = {**_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse}
+    given = {
+        **_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse,
+        "OUT_BY_TOKEN": is_by_token(out),
+    }  # fmt: skip
     run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
     return [out, lse, *found]
 
@@ -161,7 +164,7 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     given = {
         **_row_arguments(part, fields, rest), "Out": out, "Lse": lse, "Dout": dout, **strides("dout", dout),
         "Dlse": out if dlse is None else dlse.contiguous(), "DLSE": dlse is not None,
-        "Delta": delta, "Changes": ends.changes, "Masses": ends.masses,
+        "OUT_BY_TOKEN": is_by_token(out), "Delta": delta, "Changes": ends.changes, "Masses": ends.masses,
         "PlainPastLse": plain_lse[0], "PlainFutureLse": plain_lse[1],
     }  # fmt: skip
     run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
@@ -231,10 +234,10 @@ def outputs(call: Lowered) -> list[Tensor]:
     _, sides = layout(call, part)
     queries, keys = part.q.shape[2], part.k.shape[2]
     rows = [far.extent(queries, keys, side.limit)[0] for side in sides]
-    return [x for count in [queries, *rows, 0, 0][:3] for x in _results(call, count)]
+    return [*launch.outputs(call), *(x for count in [*rows, 0, 0][:2] for x in _results(call, count))]
 
 
 def _results(call: Lowered, rows: int) -> list[Tensor]:
-    """Returns an empty output and log-sum-exp for some rows."""
+    """Returns an empty output and log-sum-exp for some rows of a far field."""
     shape = (*call.q.shape[:2], rows)
     return [call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=torch.float32)]

@@ -11,13 +11,13 @@ order of time. Its tails are the first or the last column of a table, [heads or 
 import triton
 import triton.language as tl
 
-from lagwise.impl.triton.tiles import load_gain, load_rows, store_rows
+from lagwise.impl.triton.tiles import head_rows, load_gain, load_rows, store_rows
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
 def delta_kernel(
     Out, Dout, Dlse, Delta, dout_batch, dout_head, dout_time, heads, queries,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, DLSE: tl.constexpr,
+    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, DLSE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes delta = dout . out - dlse per row."""
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
@@ -25,7 +25,8 @@ def delta_kernel(
     base = pair.to(tl.int64) * queries
     row = block * ROWS + tl.arange(0, ROWS)
     here = Dout + (pair // heads).to(tl.int64) * dout_batch + (pair % heads).to(tl.int64) * dout_head
-    out = load_rows(Out + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False)
+    home, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
+    out = load_rows(home, row, queries, apart, value_dim, VALUE_WIDTH, False)
     dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     if DLSE:
@@ -103,7 +104,7 @@ def merge_kernel(
     raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
     tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
+    SIDES: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Merges the near band with the far fields by their log-sum-exps.
 
@@ -116,7 +117,8 @@ def merge_kernel(
     row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
     lse = tl.load(NearLse + base + row, mask=there, other=-float("inf"))
-    out = load_rows(Near + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    near, apart = head_rows(Near, pair, heads, queries, value_dim, OUT_BY_TOKEN)
+    out = load_rows(near, row, queries, apart, value_dim, VALUE_WIDTH, False).to(tl.float32)
     q = load_queries(RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries, head_dim, WIDTH, QUERY)
     for SIDE in tl.static_range(SIDES):
         shift = tail_shift(
@@ -136,7 +138,8 @@ def merge_kernel(
         some = tl.where(total > 0.0, total, 1.0)
         out = out * (weight / some)[:, None] + far_out * (far_weight / some)[:, None]
         lse = tl.where(total > 0.0, peak + tl.log(some), -float("inf"))
-    store_rows(Out + base * value_dim, row, queries, value_dim, out, value_dim, VALUE_WIDTH)
+    merged, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
+    store_rows(merged, row, queries, apart, out, value_dim, VALUE_WIDTH)
     tl.store(Lse + base + row, lse, mask=there)
 
 
@@ -148,6 +151,7 @@ def far_ends_kernel(
     tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
     SIDES: tl.constexpr, DLSE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
+    OUT_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, queries, 2].
 
@@ -164,7 +168,8 @@ def far_ends_kernel(
     there = row < queries
     here = Dout + (pair // heads).to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
     dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    out = load_rows(Out + base * value_dim, row, queries, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
+    merged, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
+    out = load_rows(merged, row, queries, apart, value_dim, VALUE_WIDTH, False).to(tl.float32)
     delta = tl.sum(dout * out, 1)
     if DLSE:
         delta -= tl.load(Dlse + base + row, mask=there, other=0.0)

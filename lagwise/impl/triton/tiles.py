@@ -68,6 +68,18 @@ def store_rows(X, index, count, stride, x, dim: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
+def head_rows(X, pair, heads, count, dim: tl.constexpr, BY_TOKEN: tl.constexpr):
+    """Returns where the rows of a head begin in a tensor [batch, heads, count, dim], and how far apart they are.
+
+    BY_TOKEN says that it lies in memory as [batch, count, heads, dim].
+    """
+    if BY_TOKEN:
+        return X + ((pair // heads).to(tl.int64) * count * heads + pair % heads) * dim, heads * dim
+    else:
+        return X + pair.to(tl.int64) * count * dim, dim
+
+
+@triton.jit
 def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr):
     """Loads a column of a gain, one number or one per channel, [1, channels]; without a gain it is one."""
     if CHANNELS:
