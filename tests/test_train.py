@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from lagwise.cli import app
 from lagwise.train import checkpoint as checkpoints
 from lagwise.train.checkpoint import Checkpoint
+from lagwise.train.commands import trained
 from lagwise.train.config import Config, parsed, with_fields
 from lagwise.train.data import Order
+from lagwise.train.league import OWN_FIELDS
 from lagwise.train.loop import Diverged, Session, Settings, encoding_parameters, make_config, make_optimizer, train
 from lagwise.train.schedule import factor
 from lagwise.train.store import Run, runs_in
@@ -341,6 +344,37 @@ def test_a_model_starts_from_the_encoder_of_another(tmp_path):
     assert all(torch.equal(x, first[name]) == name.startswith(("embedding", "encoder")) for name, x in model.items())
     with pytest.raises(ValueError, match="start must be a run whose embedding and encoder have the sizes of this one"):
         Session(small_config("t5", dim=32, start=str(tmp_path / "first")), CPU)
+    second = train(small_config("t5", steps=3, start=str(tmp_path / "first")), tmp_path / "second", CPU)
+    shutil.rmtree(tmp_path / "first")
+    assert trained(tmp_path / "second", CPU).evaluate("test") == second["test"]
+
+
+def test_absolute_encodings_are_one_for_all_layers(tmp_path):
+    """So that they can stand beside encodings of which each layer has its own."""
+    layers = {name: Session(small_config(name, layers=2, per_layer=True), CPU).encoding_parameters for name in ("t5", "learned")}
+    alone = {name: Session(small_config(name, layers=2), CPU).encoding_parameters for name in layers}
+    assert layers == {"t5": 2 * alone["t5"], "learned": alone["learned"]}
+
+
+def test_each_encoding_starts_from_a_run_of_its_own(tmp_path):
+    pattern = str(tmp_path / "runs" / "{encoding}" / "*-seed{seed}")
+    configs = [small_config(name, seed=seed, start=pattern) for name in ("t5", "rotary") for seed in (0, 1)]
+    for config in configs:
+        train(small_config(config.encoding, steps=1, seed=config.seed + 5), given_folder(tmp_path, config), CPU)
+    (tmp_path / "runs" / "t5" / "empty-seed0").mkdir()
+    for config in configs:
+        given = checkpoints.load_latest(given_folder(tmp_path, config) / "checkpoints").tensors["model"]
+        model = Session(config, CPU).model.state_dict()
+        assert all(torch.equal(x, given[name]) == name.startswith(("embedding", "encoder")) for name, x in model.items())
+    assert len({config.fingerprint(without=OWN_FIELDS) for config in configs}) == 1
+    with pytest.raises(ValueError, match=r"start must describe one run .*/shaw/\*-seed0 describes 0 \(none\)"):
+        Session(small_config("shaw", start=pattern), CPU)
+    with pytest.raises(ValueError, match=r"describes 2 \(.*/t5/a-seed0, .*/t5/a-seed1\): write more of its name"):
+        Session(small_config("t5", start=str(tmp_path / "runs" / "{encoding}" / "*")), CPU)
+
+
+def given_folder(folder, config):
+    return folder / "runs" / config.encoding / f"a-seed{config.seed}"
 
 
 def test_bench_loop_measures_the_share_of_the_input(tmp_path):

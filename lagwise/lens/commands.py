@@ -313,7 +313,7 @@ def untrained(session: "Session") -> "nn.Module | None":
     import torch
 
     config = session.config
-    if config.start:
+    if session.run is not None and session.run.config.start:
         return None
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 import lagwise
-from lagwise.encodings import options_of
+from lagwise.encodings import ENCODINGS, options_of
 from lagwise.feature_maps import Favor
 from lagwise.tasks.base import Batch, Sampling
 from lagwise.train.config import Config
@@ -36,7 +36,9 @@ def stack_options(config: Config, *, causal: bool) -> dict[str, Any]:
             **causal_option(config.encoding, causal), **config.encoding_options,
         )  # fmt: skip
 
-    own = [encoding() for _ in range(config.layers)] if config.per_layer is True else encoding()
+    # Absolute encodings act on the input, once.
+    several = config.per_layer is True and not ENCODINGS[config.encoding].absolute
+    own = [encoding() for _ in range(config.layers)] if several else encoding()
     return dict(
         layers=config.layers, heads=config.heads, head_dim=config.head_dim, hidden=config.hidden or 4 * config.dim,
         encoding=own, per_layer="gate" if config.per_layer == "gate" else False, norm=config.norm,

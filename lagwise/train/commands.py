@@ -311,7 +311,8 @@ def trained(folder: Path, settings: "Settings") -> "Session":
     checkpoint = load_latest(run.checkpoints)
     if checkpoint is None:
         raise ValueError(f"{folder} has no checkpoint: train it to the end, or with --save-every")
-    session = Session(run.config, with_data_of(run, settings), run)
+    # The checkpoint has all weights: what the run started from is not needed any more, and may be gone.
+    session = Session(replace(run.config, start=""), with_data_of(run, settings), run)
     session.load(checkpoint)
     return session
 

@@ -34,7 +34,8 @@ class Config:
         attention: "softmax" or "linear".
         feature_map: Of linear attention.
         features: Random features of "favor"; as many as it has by itself unless given.
-        per_layer: One encoding for each layer; "gate": one for all, with a gate for each.
+        per_layer: One encoding for each layer, but for absolute ones, which act on the input; "gate": one for all, with a gate
+            for each.
         tied: All layers have the same weights.
         steps: Training steps.
         batch: Examples of a step, in all processes together.
@@ -52,7 +53,8 @@ class Config:
         evaluate_examples: How many examples of a split are evaluated; all unless given.
         evaluate_batch: Examples of an evaluation step; `batch` unless given.
         lengths: Other lengths at which the test split is evaluated in the end.
-        start: Folder of a run whose embedding and encoder the model starts from, such as one of language modelling.
+        start: Folder of a run whose embedding and encoder the model starts from, such as one of language modelling. With
+            `{encoding}`, `{seed}` and `*` it is another one for each encoding and seed: `runs/lm/{encoding}/*-seed{seed}`.
         seed: Where the random numbers of weights, order and dropout start.
         data_seed: Where those of generated data start; `seed` unless given.
         precision: "fp32", "bf16" or "fp16".

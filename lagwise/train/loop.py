@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from glob import glob, has_magic
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lagwise.feature_maps import Favor
 from lagwise.lens.learned import learned_priors
 from lagwise.tasks import task_named
 from lagwise.tasks.base import Batch, Split, Task
-from lagwise.train.checkpoint import Checkpoint, load_latest, save
+from lagwise.train.checkpoint import Checkpoint, load_latest, save, steps_in
 from lagwise.train.config import Config, with_fields
 from lagwise.train.data import Order, evaluation_batches, training_batches
 from lagwise.train.schedule import factor
@@ -120,7 +121,7 @@ class Session:
         torch.manual_seed(config.seed)
         model = self.task.model(config)
         if config.start:
-            start_from(model, Path(config.start))
+            start_from(model, start_folder(config))
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.encoding_parameters = sum(parameter.numel() for parameter in encoding_parameters(model).values())
         optimizer = make_optimizer(model, config)
@@ -398,6 +399,24 @@ def make_accelerator(config: Config, settings: Settings, run: Run | None) -> Acc
     return accelerator
 
 
+def start_folder(config: Config) -> Path:
+    """Returns the run that a config starts from: the folder that `start` names, or the one run that it describes.
+
+    In a description `{encoding}` and `{seed}` stand for those of the config, and `*`, `?` and `[...]` for other letters.
+    """
+    words = config.start.replace("{encoding}", config.encoding).replace("{seed}", str(config.seed))
+    if Path(words).is_dir() or not has_magic(words):
+        return Path(words)
+    found = [path for path in map(Path, sorted(glob(words))) if steps_in(Run(path).checkpoints)]
+    if len(found) != 1:
+        shown = ", ".join(map(str, found)) if found else "none"
+        raise ValueError(
+            f"start must describe one run with a checkpoint, but {words} describes {len(found)} ({shown}): write more of its "
+            "name, or train one first"
+        )
+    return found[0]
+
+
 def start_from(model: nn.Module, folder: Path) -> None:
     """Gives a model the embedding and the encoder of a trained one."""
     checkpoint = load_latest(Run.open(folder).checkpoints)
@@ -405,11 +424,14 @@ def start_from(model: nn.Module, folder: Path) -> None:
         raise ValueError(f"start must be a run with a checkpoint, but {folder} has none")
     given = checkpoint.tensors["model"]
     wanted = {name: x for name, x in model.state_dict().items() if name.startswith(("embedding.", "encoder."))}
-    wrong = [name for name, x in wanted.items() if name not in given or given[name].shape != x.shape]
+    wrong = [
+        f"{name} is {list(given[name].shape)} there and {list(x.shape)} here" if name in given else f"{name} is missing there"
+        for name, x in wanted.items() if name not in given or given[name].shape != x.shape
+    ]  # fmt: skip
     if wrong or not wanted:
         raise ValueError(
-            f"start must be a run whose embedding and encoder have the sizes of this one, but in {folder} "
-            f"{wrong[0] if wrong else 'encoder'} is missing or of another shape: use the same encoding, sizes and tokens"
+            f"start must be a run whose embedding and encoder have the sizes of this one, but is {folder}, and "
+            f"{wrong[0] if wrong else 'the model has neither'}: use the same encoding with the same options, sizes and tokens"
         )
     model.load_state_dict({name: given[name] for name in wanted}, strict=False)
 
