@@ -12,7 +12,7 @@ import lagwise
 from lagwise.tasks import TASKS, glue, sentences, words
 from lagwise.tasks.base import SPLITS, Sampling
 from lagwise.tasks.glue import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
-from lagwise.tasks.sentences import FOLDS, Cr, Mr, SstWords, Trec
+from lagwise.tasks.sentences import FOLDS, Cr, ImdbWords, Mr, SstWords, Trec
 from lagwise.tasks.words import Vocabulary, read_vectors
 from lagwise.train.checkpoint import load_latest
 from lagwise.train.config import Config, with_fields
@@ -299,7 +299,8 @@ def bert(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "options"), [("shaw", {}), ("t5", {"absolute": "fade", "fade": 4}), ("none", {"absolute": "keep"})]
+    ("encoding", "options"),
+    [("shaw", {}), ("t5", {"absolute": "fade", "fade": 4}), ("none", {"absolute": "keep"}), ("learned", {})],
 )
 def test_hugging_face_models_train(bert, encoding, options):
     from lagwise.hf.convert import FadedEmbedding
@@ -310,7 +311,7 @@ def test_hugging_face_models_train(bert, encoding, options):
     assert sum(losses[-4:]) < sum(losses[:4])
     model = task.model(config)
     assert model.eval()(task.examples("test").batch([0, 3])).shape == (2, 2)
-    assert hasattr(model.inner.config, "lagwise") == (encoding != "none")
+    assert hasattr(model.inner.config, "lagwise") == (encoding not in ("none", "learned"))
     if options.get("absolute") == "fade":
         batch = task.examples("train").batch([0])
         factors = []
@@ -318,6 +319,16 @@ def test_hugging_face_models_train(bert, encoding, options):
             model.train()(batch)
             factors += [module.lagwise_factor.item() for module in model.modules() if isinstance(module, FadedEmbedding)]
         assert factors == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+def test_weights_in_half_precision_are_trained_in_full(bert):
+    from transformers import BertModel
+
+    BertModel.from_pretrained(bert).half().save_pretrained(bert)
+    model = Rte(model="hf", path=bert).model(tiny("glue/rte", encoding="shaw"))
+    assert {x.dtype for x in model.parameters()} == {torch.float32}
+    with pytest.raises(ValueError, match="absolute must be 'remove' or 'keep' with the encoding 'learned'"):
+        Rte(model="hf", path=bert, absolute="fade", fade=4).model(tiny("glue/rte", encoding="learned"))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +436,18 @@ def test_sst2_in_its_own_layout_and_in_glues(tmp_path):
     write(tmp_path / "SST-2", train=[header, "a\t1", "b\t0"], dev=[header, "c\t1"], test=["index\tsentence", "0\td"])
     found = SstWords(tmp_path).sentences
     assert found["test"] == [("c", 1)] and len(found["train"]) == len(found["validation"]) == 1
+
+
+def test_imdb_as_words(tmp_path):
+    (tmp_path / "train.tsv").write_text(
+        "".join(f"{n % 2}\t{n}\tIt's good.<br /><br />Really good, film {n}!\n" for n in range(20))
+    )
+    (tmp_path / "test.tsv").write_text("1\t7\tA (very) caf\u00e9-like film\n")
+    task = ImdbWords(tmp_path, least=2, length=4)
+    assert task.sentences["test"] == [("a ( very ) café - like film", 1)]
+    assert len(task.sentences["train"]) == 18 and len(task.sentences["validation"]) == 2
+    assert words.UNKNOWN not in task.vocabulary.encode("it's good , film !") and task.vocabulary.encode("café") == [words.UNKNOWN]
+    assert task.examples("train").batch([0])["tokens"].shape == (1, 4)
 
 
 def vectors(tmp_path, *lines):

@@ -385,6 +385,36 @@ def test_a_run_keeps_its_tokenizer_generates_and_is_a_start(tmp_path):
     assert all(torch.equal(x, given[name]) for name, x in model.items())
 
 
+@pytest.mark.parametrize("encoding", ["t5", "huang4", "xl", "rotary", "sinusoidal", "learned"])
+def test_questions_and_sentences_start_from_a_masked_model(tmp_path, encoding):
+    sizes = {"dim": 16, "layers": 2, "heads": 2, "batch": 4, "evaluate_examples": 4, "steps": 1}
+    own = {"encoding.length": 64} if encoding == "learned" else {}
+    masked = {"task.objective": "masked", "task.tokens": "wordpiece", "task.vocabulary": 200, "task.length": 32}
+    settings = Settings(device="cpu")
+    train(make_config("lm", encoding, **sizes, **own, **masked), tmp_path / "lm" / encoding / "x-seed0", settings)
+    given = load_latest(tmp_path / "lm" / encoding / "x-seed0" / "checkpoints").tensors["model"]
+    pattern = {"start": str(tmp_path / "lm" / "{encoding}" / "*-seed0")}
+    tokenizer = {"task.tokenizer": str(tmp_path / "lm" / encoding / "x-seed0" / "tokenizer.json")}
+    short = {"task.stride": 16, "task.question": 16, "task.length": 64}
+    for name, options in (("squad", {**short}), ("glue/cola", {**own})):
+        config = make_config(name, encoding, **sizes, **pattern, **tokenizer, **options, seed=1)
+        model = Session(config, settings).model.state_dict()
+        assert all(torch.equal(model[key], x) for key, x in given.items() if key.startswith(("embedding.", "encoder.")))
+        assert {key for key in model if key.startswith(("embedding.", "encoder."))} == set(given)
+        result = train(config, tmp_path / name, settings)
+        assert math.isfinite(result["test"]["loss"])
+    if encoding == "learned":
+        shorter = make_config("squad", encoding, **sizes, **pattern, **tokenizer, **{**short, "task.length": 60})
+        with pytest.raises(ValueError, match=r"is \[64, 16\] there and \[60, 16\] here: use the same encoding with the same opt"):
+            Session(shorter, settings)
+
+
+def test_pieces_of_words_are_the_same_each_time(tmp_path, monkeypatch):
+    first = LanguageModel(tokens="wordpiece", vocabulary=150).tokenizer.to_str()
+    monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "other"))
+    assert LanguageModel(tokens="wordpiece", vocabulary=150).tokenizer.to_str() == first
+
+
 def test_generated_bytes_that_are_no_text_are_marked():
     task = LanguageModel()
     assert task.decoded([BYTE_END, *"é".encode(), 0xC3, ord("a"), BYTE_MASK]) == "é\N{REPLACEMENT CHARACTER}a"

@@ -17,7 +17,7 @@ from training import losses_of
 import lagwise
 from lagwise.tasks.base import SPLITS, Sequences
 from lagwise.tasks.files import rows
-from lagwise.tasks.image import PIXELS, Image
+from lagwise.tasks.image import PIXELS, SIDE, Image
 from lagwise.tasks.pathfinder import LEVEL, Pathfinder
 from lagwise.tasks.retrieval import Retrieval, TwoTowers
 from lagwise.tasks.text import Text
@@ -340,7 +340,20 @@ def test_pictures_of_sheets(tmp_path):
     batch = all_of(Image(tmp_path).examples("test"))
     assert batch["tokens"].tolist() == grey_of(colours) and batch["label"].tolist() == [3, 0, 8]
     (tmp_path / "test_lables.json").write_text(json.dumps([3, 0]))
-    with pytest.raises(ValueError, match="has 2 labels, but expected is one for each row of 1024 pixels"):
+    with pytest.raises(ValueError, match="has 2 labels, but expected is one for each of the 3 pictures"):
+        Image(tmp_path).examples("test")
+
+
+def test_sheets_may_be_grey_and_have_pictures_below_each_other(tmp_path):
+    values = torch.arange(2 * PIXELS).view(2, PIXELS) % 256
+    Pillow.frombytes("L", (SIDE, 2 * SIDE), bytes(values.flatten().tolist())).save(tmp_path / "test_batch.png")
+    (tmp_path / "test_lables.json").write_text("[7, 1]")
+    batch = all_of(Image(tmp_path).examples("test"))
+    assert torch.equal(batch["tokens"], values) and batch["label"].tolist() == [7, 1]
+    Pillow.new("L", (SIDE, 40)).save(tmp_path / "test_batch.png")
+    with pytest.raises(
+        ValueError, match=r"test_batch\.png: has 40 rows of 32 pixels, but expected is a picture in each row of 1024"
+    ):
         Image(tmp_path).examples("test")
 
 

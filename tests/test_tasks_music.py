@@ -28,7 +28,7 @@ from lagwise.tasks.midi import (
     time_pitch,
 )
 from lagwise.tasks.models import generate
-from lagwise.tasks.music import Groove, Piano, add_track, sample, sample_drums, sample_piano, stretches_of
+from lagwise.tasks.music import Groove, Piano, add_track, sample, sample_drums, sample_piano, store_pieces, stretches_of
 from lagwise.train.config import Config, with_fields
 
 SILENT = "no synthesiser is installed"
@@ -251,6 +251,37 @@ def test_groove_has_its_official_splits_from_a_zip_or_a_folder(tmp_path):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     assert [piece.name for piece in Groove(folder).pieces("test")] == ["groove/b/3.mid"]
+
+
+@pytest.mark.parametrize("accompaniment", [False, True])
+def test_stored_grooves_are_those_of_the_files_and_train_without_miditok(tmp_path, monkeypatch, accompaniment):
+    task = Groove(accompaniment=accompaniment, length=64)
+    store_pieces(task, tmp_path / "grooves" / "tokens.npz")
+    stored = Groove(tmp_path / "grooves", accompaniment=accompaniment, length=64)
+    for split in SPLITS:
+        ours, theirs = ([piece.tokens.tolist() for piece in each.pieces(split)] for each in (task, stored))
+        assert ours == theirs
+    assert stored.prompt("test:0")[0] == task.prompt("test:0")[0] and torch.equal(stored.notation.follows, task.notation.follows)
+    for name in ("miditok", "symusic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("lagwise.tasks.music.find_spec", lambda name: None)
+    alone = Groove(tmp_path / "grooves", accompaniment=accompaniment, length=64)
+    losses = losses_of(alone, config_of("groove"), 20)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5]) and alone.notation.words == task.notation.words
+    with pytest.raises(ValueError, match="the package miditok must be there for music"):
+        alone.prompt("test:0")
+
+
+def test_stored_grooves_that_do_not_fit_the_options(tmp_path):
+    store_pieces(Groove(), tmp_path / "tokens.npz")
+    with pytest.raises(ValueError, match=r"accompaniment must be False for the stored tokens of .*, but is True"):
+        Groove(tmp_path, accompaniment=True).examples("train")
+    with pytest.raises(ValueError, match="fills must be true with stored tokens"):
+        Groove(tmp_path, fills=False).examples("train")
+    store(tmp_path)
+    (tmp_path / "tokens.npz").unlink()
+    with pytest.raises(ValueError, match=r"data must have the tokens of miditok here, but those of .* are others"):
+        Groove(tmp_path).examples("train")
 
 
 @pytest.mark.parametrize(

@@ -333,16 +333,25 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
 
 def test_articles_are_divided_by_title_and_seed(folder):
     articles = sample("train")
-    parts = divided(articles, 0.75, seed=0)
-    assert parts == divided(articles[::-1], 0.75, seed=0) != divided(articles, 0.75, seed=1)
-    titles = {part: [article.title for article in found] for part, found in parts.items()}
-    assert len(titles["train"]) == 36 and titles["dev"] == sorted(titles["dev"])
-    assert not set(titles["train"]) & set(titles["dev"]) and len(set(titles["train"]) | set(titles["dev"])) == 48
+    parts = divided(articles, 0.75, "share", salt="0 ")
+    assert parts == divided(articles[::-1], 0.75, "share", salt="0 ") != divided(articles, 0.75, "share", salt="1 ")
+    train, dev = ([article.title for article in found] for found in parts)
+    assert len(train) == 36 and dev == sorted(dev) and not set(train) & set(dev) and len(set(train) | set(dev)) == 48
     (folder / "train-v1.1.json").unlink()
     task = Squad(folder, split_articles=0.5, **SHORT)
     assert {part: len(found) for part, found in task.articles.items()} == {"train": 1, "dev": 1}
     with pytest.raises(ValueError, match=r"split_articles must leave an article on both sides of 2, but is 0\.1"):
         assert Squad(folder, split_articles=0.1).articles
+
+
+def test_validation_may_have_articles_of_its_own():
+    task, other = Squad(validation_articles=0.25, **SHORT), Squad(**SHORT)
+    titles = {part: {article.title for article in found} for part, found in task.articles.items()}
+    assert {part: len(found) for part, found in titles.items()} == {"train": 36, "validation": 12, "dev": 16}
+    assert len(set().union(*titles.values())) == 64 and task.articles["dev"] == other.articles["dev"]
+    asked = {split: {task.asked[number].key for number in task.examples(split).columns["question"].tolist()} for split in SPLITS}
+    assert [len(asked[split]) for split in SPLITS] == [4 * 36, 4 * 12, 4 * 16] and len(set().union(*asked.values())) == 4 * 64
+    assert other.examples("validation") is other.examples("test")
 
 
 @pytest.mark.parametrize(
@@ -501,6 +510,22 @@ def test_a_converted_model_has_the_configs_encoding_and_dropout(tiny_bert):
     assert longer["tokens"].shape[1] > 64 and model(longer).isfinite().all()
     with pytest.raises(ValueError, match="at most 64 tokens"):
         kept.model(config_of(encoding="t5"))(longer)
+
+
+@pytest.mark.parametrize("absolute", ["remove", "keep"])
+def test_learned_positions_of_a_hugging_face_model_are_its_own(tiny_bert, absolute):
+    found = []
+    for encoding, own in (("learned", absolute), ("none", "keep")):
+        task = Squad(model="hf", path=str(tiny_bert), absolute=own, **SHORT)
+        torch.manual_seed(0)
+        model = task.model(config_of(encoding=encoding, encoding_options=task.encoding_options(encoding)))
+        assert not hasattr(model.inner.config, "lagwise")
+        found.append(model.eval()(task.examples("test").batch([0, 1])))
+    assert torch.equal(*found)
+    with pytest.raises(ValueError, match="length must be at most 64, where the model's own positions end, but is 65"):
+        task.model(config_of(encoding="learned", encoding_options={"length": 65}))
+    linear = task.model(config_of(encoding="learned", attention="linear", feature_map="relu"))
+    assert linear.inner.config.lagwise["absolute"] == "keep" and linear.inner.config.lagwise["encoding"] == "none"
 
 
 def test_models_of_hugging_face_that_do_not_fit_are_refused(tiny_bert, tmp_path):

@@ -48,7 +48,8 @@ class GlueOptions:
     Args:
         model: "encoder" (a stack of this library), or "hf" (a Hugging Face encoder that is converted to the encoding).
         path: Folder or name of the Hugging Face model.
-        absolute: What becomes of its absolute positions; "keep" with encoding "none" leaves the model as it is.
+        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
+            does "none" with "keep".
         fade: With absolute="fade", the training steps after which nothing is left of them.
         tokenizer: Folder, file or name of a tokenizer. Unless given, that of the Hugging Face model, or WordPiece that is trained
             on the training text.

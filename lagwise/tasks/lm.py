@@ -51,7 +51,7 @@ BLANK = re.compile(r"\n[ \t]*\n\s*")
 COPIES = 10
 """How many different masks each row of the training text has, as in BERT's own data."""
 
-VERSION = 1
+VERSION = 2
 """Changes whenever the same text and options give other tokens, so that stored ones of before are not used."""
 
 DEFAULT_VOCABULARY = 8192
@@ -507,20 +507,35 @@ def train_tokenizer(kind: str, size: int, documents: Sequence[str]) -> "Tokenize
     """Returns a tokenizer that is trained on a text: BPE over bytes, or WordPiece in lower case."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    options: dict[str, Any] = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
     if kind == "bpe":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        options: dict[str, Any] = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
         trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
+        tokenizer.train_from_iterator(documents, trainer)
     else:
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
+        vocabulary = piece_vocabulary(documents, size)
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
         tokenizer.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
-        trainer = trainers.WordPieceTrainer(**options)
-    tokenizer.train_from_iterator(documents, trainer)
+        tokenizer.add_special_tokens(list(SPECIAL))
     return tokenizer
+
+
+def piece_vocabulary(texts: Sequence[str], size: int) -> dict[str, int]:
+    """Returns the pieces of WordPiece that is trained on texts in lower case, the same each time."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    draft: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
+    draft.normalizer, draft.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    words = {word for text in texts for word in draft.normalizer.normalize_str(text).split()}
+    # Left to itself the library numbers letters inside words in an order that differs from run to run, and with it ties.
+    inner = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
+    trainer: Any = trainers.WordPieceTrainer
+    draft.train_from_iterator(texts, trainer(vocab_size=size, special_tokens=[*SPECIAL, *inner], show_progress=False))
+    return draft.get_vocab()
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -30,6 +31,7 @@ from lagwise.tasks.midi import (
     Remi,
     StoredRemi,
     draw_roll,
+    kind_of,
     music_package,
     note_density,
     notes_of,
@@ -373,6 +375,12 @@ LAPTOP = {
 }  # fmt: skip
 
 
+def stored_in(data: Path | str | None) -> tuple[list[str], dict[Split, list[Piece]]] | None:
+    """Returns the words of stored tokens and the pieces of each split, or None where the data has MIDI files."""
+    path = None if data is None else stored_file(Path(data))
+    return None if path is None else read_stored(path)
+
+
 class Piano(Music):
     """Pop piano, as stored tokens or MIDI files."""
 
@@ -396,8 +404,7 @@ class Piano(Music):
     @cached_property
     def stored(self) -> tuple[list[str], dict[Split, list[Piece]]] | None:
         """The words of stored tokens and the pieces of each split, or None for MIDI files."""
-        path = None if self.data is None else stored_file(Path(self.data))
-        return None if path is None else read_stored(path)
+        return stored_in(self.data)
 
     def find_notation(self) -> Notation:
         if self.stored is not None:
@@ -419,8 +426,21 @@ class Piano(Music):
         return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, sample_piano))]
 
 
+class Unread(Notation):
+    """Stored tokens where miditok is missing, which is said wherever they should be notes: they are only trained on."""
+
+    def __init__(self, words: Sequence[str]):
+        super().__init__(words, {})
+
+    def score(self, tokens: Sequence[int]) -> "Score":
+        return music_package("miditok")
+
+    def tokens(self, score: "Score") -> list[int]:
+        return music_package("miditok")
+
+
 class Groove(Music):
-    """Drums, alone or with accompaniment, as MIDI files."""
+    """Drums, alone or with accompaniment, as MIDI files, or as the tokens that `store_pieces` made of them."""
 
     sines = 8
     facts: ClassVar[Facts] = Facts(
@@ -432,7 +452,7 @@ class Groove(Music):
         published="Liutkus et al. 2021 on Groove2Groove, medians read from a figure, 1st to 4th quarter: time-pitch APE .59 .41 "
         ".31 .28, sine .56 .59 .56 .38, conv .59 .57 .56 .43; onset-duration APE .35 .29 .25 .08, sine .37 .43 .36 .27, conv "
         ".43 .41 .38 .35. Not comparable with drums alone",
-        files="info.csv with the .mid files that it names, in a folder or one .zip; or any .mid files",
+        files="info.csv with the .mid files that it names, in a folder or one .zip; any .mid files; or one .npz of stored tokens",
     )
     defaults: ClassVar[dict[str, Any]] = LAPTOP
     presets: ClassVar[dict[str, dict[str, Any]]] = presets(
@@ -442,7 +462,32 @@ class Groove(Music):
     Options: ClassVar[type] = GrooveOptions
     options: GrooveOptions
 
+    @cached_property
+    def stored(self) -> tuple[list[str], dict[Split, list[Piece]]] | None:
+        """The words of stored tokens and the pieces of each split, or None for MIDI files."""
+        found = stored_in(self.data)
+        if found is not None and not self.options.fills:
+            raise ValueError(
+                "fills must be true with stored tokens, which do not tell them apart, but is false: store them without"
+            )
+        return found
+
     def find_notation(self) -> Notation:
+        if self.stored is None:
+            return self.read_by_miditok()
+        words = self.stored[0]
+        has_programs, both = any(kind_of(word) == "Program" for word in words), self.options.accompaniment
+        if has_programs != both:
+            raise ValueError(f"accompaniment must be {has_programs} for the stored tokens of {self.data}, but is {both}")
+        if find_spec("miditok") is None:
+            return Unread(words)
+        found = self.read_by_miditok()
+        if list(found.words) != words:
+            raise ValueError(f"data must have the tokens of miditok here, but those of {self.data} are others: store them again")
+        return found
+
+    def read_by_miditok(self) -> Notation:
+        """Returns the tokens that miditok makes of MIDI files."""
         both = self.options.accompaniment
         # Twelve positions in a beat, as in the paper. How long a drum is written says nothing.
         config = music_package("miditok").TokenizerConfig(
@@ -457,6 +502,8 @@ class Groove(Music):
         if self.data is None:
             make = sample_band if self.options.accompaniment else sample_drums
             return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, make))]
+        if self.stored is not None:
+            return self.stored[1][split]
         files = midi_files(Path(self.data))
         table = next((name for name in files if name.rsplit("/", 1)[-1] == TABLE), None)
         if table is None:
@@ -562,6 +609,17 @@ def read_stored(path: Path) -> tuple[list[str], dict[Split, list[Piece]]]:
         raise ValueError(f"{path} must have splits of {', '.join(ARRAYS.values())}, but has {', '.join(sorted(strange))}")
     found = [Piece(f"{path.name}:{number}", tokens[start:stop]) for number, (start, stop) in enumerate(pairwise(offsets))]
     return words, {name: [found[n] for n in np.flatnonzero(split == own)] for name, own in ARRAYS.items()}
+
+
+def store_pieces(task: Groove, path: Path) -> None:
+    """Writes the tokens of all pieces of a task to a file, from which it reads them without MIDI files and miditok."""
+    pieces = [(ARRAYS[split], piece.tokens) for split in SPLITS for piece in task.pieces(split)]
+    splits, tokens = zip(*pieces, strict=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path, tokens=np.concatenate(tokens).astype(np.uint16), offsets=np.cumsum([0, *map(len, tokens)]), split=np.array(splits),
+        vocab=np.array(task.notation.words),
+    )  # fmt: skip
 
 
 SAMPLE_SIZES: dict[Split, int] = {"train": 24, "validation": 4, "test": 4}

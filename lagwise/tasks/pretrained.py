@@ -1,5 +1,6 @@
 """Encoders of Hugging Face in tasks: loaded with the dropout of a config, and converted to its encoding."""
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -61,13 +62,19 @@ def loaded(path: str, config: Config, head: str, options: dict[str, Any]) -> Any
             for name in names:
                 if hasattr(own, name):
                     setattr(own, name, getattr(config, field))
-        return getattr(transformers, head).from_pretrained(path, config=own)
+        # Weights that are stored in half precision are trained in full: the precision of a run says what is computed in less.
+        return getattr(transformers, head).from_pretrained(path, config=own, dtype=torch.float32)
     except OSError as error:
         raise ValueError(f"path must be the folder or the name of a Hugging Face model, but is {path!r}: {error}") from error
 
 
 def converted(model: Any, config: Config, absolute: Absolute) -> Any:
-    """Returns a model with the encoding of a config; without one, and with absolute positions, as it is."""
+    """Returns a model with the encoding of a config; "learned" are its own absolute positions, which stay as they are.
+
+    So do they with the encoding "none" and absolute="keep".
+    """
+    if config.encoding == "learned":
+        config, absolute = own_positions(model, config, absolute), "keep"
     if config.encoding == "none" and absolute == "keep" and config.attention == "softmax":
         return model
     from lagwise.hf import convert
@@ -77,3 +84,16 @@ def converted(model: Any, config: Config, absolute: Absolute) -> Any:
         model, config.encoding, absolute=absolute, attention=config.attention, per_layer=bool(config.per_layer),
         feature_map=config.feature_map if linear else None, **config.encoding_options,
     )  # fmt: skip
+
+
+def own_positions(model: Any, config: Config, absolute: Absolute) -> Config:
+    """Returns a config that leaves a model its own learned positions; raises where it has none or they end too early."""
+    from lagwise.hf.convert import check_model
+
+    if absolute == "fade":
+        raise ValueError("absolute must be 'remove' or 'keep' with the encoding 'learned', whose positions stay, but is 'fade'")
+    check_model(model)
+    there, wanted = model.config.max_position_embeddings, config.encoding_options.get("length", 0)
+    if there < wanted:
+        raise ValueError(f"length must be at most {there}, where the model's own positions end, but is {wanted}: choose less")
+    return replace(config, encoding="none", encoding_options={})

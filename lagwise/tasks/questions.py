@@ -6,6 +6,7 @@ import lzma
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from lagwise.tasks.files import OPENERS, from_hub, required_file
 
 ON_THE_HUB = "rajpurkar/squad"
 
-Part = Literal["train", "dev"]
+Part = Literal["train", "validation", "dev"]
 
 
 FILES: dict[Part, str] = {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
@@ -124,29 +125,35 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Article]:
     return [Article(title, asked) for title, asked in found.items()]
 
 
-def divided(articles: Sequence[Article], share: float, seed: int) -> dict[Part, list[Article]]:
-    """Returns a share of the articles to train on, and the others, both by title: a function of the titles and the seed."""
-    by_title = sorted(articles, key=lambda article: article.title)
-    count = round(share * len(by_title))
-    if not 0 < count < len(by_title):
+def divided(articles: Sequence[Article], share: float, option: str, *, salt: str) -> tuple[list[Article], list[Article]]:
+    """Returns a share of the articles, and the others, both by title.
+
+    Each title has its place in an order of digests, which is the same everywhere, whatever the order of a file is.
+
+    Args:
+        articles: With different titles.
+        share: Of the first part.
+        option: What the share is called, for the error.
+        salt: Another one gives another order.
+    """
+    count = round(share * len(articles))
+    if not 0 < count < len(articles):
         raise ValueError(
-            f"split_articles must leave an article on both sides of {len(by_title)}, but is {share}: choose another share or file"
+            f"{option} must leave an article on both sides of {len(articles)}, but is {share}: choose another share or file"
         )
-    order = torch.randperm(len(by_title), generator=torch.Generator().manual_seed(seed)).tolist()
-    return {
-        "train": [by_title[index] for index in sorted(order[:count])],
-        "dev": [by_title[index] for index in sorted(order[count:])],
-    }
+    order = sorted(articles, key=lambda article: sha256(f"{salt}{article.title}".encode()).hexdigest())
+    first, second = (sorted(part, key=lambda article: article.title) for part in (order[:count], order[count:]))
+    return first, second
 
 
 PEOPLE = ("Ada", "Bruno", "Cora", "Dario", "Elsa", "Fabio", "Greta", "Henk", "Ines", "Jonas", "Katya", "Luis")
 FAMILIES = ("Marsh", "Novak", "Olsen", "Pereira", "Quist", "Rossi", "Sato", "Tamm")
 PLACES = ("Arlem", "Bostra", "Cavell", "Dunmoor", "Eskvik", "Farrow", "Gilan", "Hestad", "Istria", "Jurby")
 JOBS = ("baker", "clock maker", "ship's doctor", "teacher", "map printer", "gardener", "glass blower", "surveyor")
-SAMPLE_SIZES: dict[Part, int] = {"train": 48, "dev": 16}
+SAMPLE_SIZES = {"train": 48, "dev": 16}
 
 
-def sample(part: Part) -> list[Article]:
+def sample(part: Literal["train", "dev"]) -> list[Article]:
     """Returns made-up lives of made-up people, with four questions each. Nobody is in both parts."""
     generator = torch.Generator().manual_seed(0)
     names = [f"{first} {last}" for last in FAMILIES for first in PEOPLE]

@@ -44,7 +44,8 @@ class SquadOptions:
         model: "encoder" (a stack of this library over question and paragraph), "qanet" (five of them, and attention between
             question and paragraph, without convolutions), or "hf" (a Hugging Face encoder that is converted to the encoding).
         path: Folder or name of the Hugging Face model.
-        absolute: What becomes of its absolute positions; "keep" with encoding "none" leaves the model as it is.
+        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
+            does "none" with "keep".
         tokenizer: "words", or folder, file or name of a tokenizer. Unless given that of the Hugging Face model, tokenizer.json or
             vocab.txt in the data folder, or WordPiece that is trained on the training text.
         vocabulary: Number of tokens of a tokenizer that is trained.
@@ -56,6 +57,7 @@ class SquadOptions:
         split_articles: Train on this share of the articles of one file, and evaluate on the others; 0 for the official split.
         split_file: The file that is divided.
         split_seed: Which articles fall on which side.
+        validation_articles: Keep this share of the articles to train on for validation; 0 for validation on dev.
     """
 
     model: ModelName = "encoder"
@@ -71,6 +73,7 @@ class SquadOptions:
     split_articles: float = 0.0
     split_file: str = FILES["dev"]
     split_seed: int = 0
+    validation_articles: float = 0.0
 
     def __post_init__(self) -> None:
         require_sizes(
@@ -80,9 +83,9 @@ class SquadOptions:
         for name, value, allowed in (("model", self.model, ModelName), ("absolute", self.absolute, Absolute)):
             if value not in get_args(allowed):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, but is {value!r}")
-        for name, share in (("average", self.average), ("split_articles", self.split_articles)):
-            if not 0.0 <= share < 1.0:
-                raise ValueError(f"{name} must be at least 0 and less than 1, but is {share}")
+        for name in ("average", "split_articles", "validation_articles"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and less than 1, but is {getattr(self, name)}")
         if bool(self.path) != (self.model == "hf"):
             needed = "the folder or name of a model with model='hf', and left out without"
             raise ValueError(f"path must be {needed}, but is {self.path!r} with model={self.model!r}")
@@ -162,7 +165,7 @@ class Squad(Task):
         self.windows: dict[tuple[Part, int], Windows] = {}
 
     def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer and the titles of the articles of both parts in a run's folder, or takes the tokenizer there."""
+        """Keeps the tokenizer and the titles of the articles of all parts in a run's folder, or takes the tokenizer there."""
         self.folder = folder
         if not (folder / TOKENIZER).is_file():
             write_whole(folder / TOKENIZER, self.tokenizer.to_str())
@@ -171,9 +174,9 @@ class Squad(Task):
             write_whole(folder / ARTICLES, as_json(titles))
 
     def examples(self, split: Split, length: int | None = None) -> Windows:
-        """Returns the windows of a split, the validation split being dev as well; with `length`, windows of that length."""
+        """Returns the windows of a split, validation being dev unless it has articles; with `length`, windows of that length."""
         length = self.options.length if length is None else length
-        part: Part = "train" if split == "train" else "dev"
+        part: Part = split if split in self.articles else "dev"
         if (part, length) not in self.windows:
             self.windows[part, length] = self.cut(part, length)
         return self.windows[part, length]
@@ -215,13 +218,19 @@ class Squad(Task):
 
     @cached_property
     def articles(self) -> dict[Part, list[Article]]:
-        """The articles of both parts."""
-        options, parts = self.options, get_args(Part)
+        """The articles of train and dev, and of validation where it has its own."""
+        options = self.options
         if self.data is None:
-            return {part: sample(part) for part in parts}
-        if not options.split_articles:
-            return {part: read(self.data, FILES[part]) for part in parts}
-        return divided(read(self.data, options.split_file), options.split_articles, options.split_seed)
+            train, dev = sample("train"), sample("dev")
+        elif options.split_articles:
+            whole = read(self.data, options.split_file)
+            train, dev = divided(whole, options.split_articles, "split_articles", salt=f"{options.split_seed} ")
+        else:
+            train, dev = read(self.data, FILES["train"]), read(self.data, FILES["dev"])
+        if not options.validation_articles:
+            return {"train": train, "dev": dev}
+        kept, train = divided(train, options.validation_articles, "validation_articles", salt="validation ")
+        return {"train": train, "validation": kept, "dev": dev}
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
@@ -423,6 +432,9 @@ class SpanEncoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(symbols, config.dim)
         self.side = nn.Embedding(2, config.dim)
+        if config.start:
+            # What was trained before knows no sides, and vectors as large as its embeddings would drown these.
+            nn.init.zeros_(self.side.weight)
         self.encoder = encoder_of(config)
         self.span = nn.Linear(config.dim, 2)
 

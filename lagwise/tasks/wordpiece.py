@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lagwise.tasks.listops import cache_folder
-from lagwise.tasks.lm import SPECIAL, load_tokenizer, write_whole
+from lagwise.tasks.lm import SPECIAL, load_tokenizer, piece_vocabulary, write_whole
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -136,12 +136,5 @@ def trained_words(texts: Sequence[str], vocabulary: int) -> "Tokenizer":
 def trained_pieces(texts: Sequence[str], vocabulary: int) -> "Tokenizer":
     """Returns WordPiece that is trained on texts, the same each time."""
     from tokenizers.models import WordPiece
-    from tokenizers.trainers import WordPieceTrainer
 
-    draft: Any = around(WordPiece(unk_token="[UNK]"), lowercase=True)
-    words = {word for text in texts for word in draft.normalizer.normalize_str(text).split()}
-    # Left to itself the library numbers letters inside words in an order that differs from run to run, and with it ties.
-    inner = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
-    trainer: Any = WordPieceTrainer
-    draft.train_from_iterator(texts, trainer(vocab_size=vocabulary, special_tokens=[*SPECIAL, *inner], show_progress=False))
-    return around(WordPiece(draft.get_vocab(), unk_token="[UNK]"), lowercase=True)
+    return around(WordPiece(piece_vocabulary(texts, vocabulary), unk_token="[UNK]"), lowercase=True)
