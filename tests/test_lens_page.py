@@ -450,6 +450,18 @@ def test_a_browser_shows_maps_and_lines(opened):
     assert tab.locator("[data-lines] line").count() == int((parts.posterior[0, 1] >= 0.03).sum())
 
 
+def test_a_browser_draws_all_of_a_page_before_it_prints(opened):
+    tab = opened(made(look()))
+    tab.set_viewport_size({"width": 900, "height": 200})
+    picture = "document.querySelector('[data-map=finalScore] canvas')?.toDataURL()"
+    tab.wait_for_function("document.querySelector('[data-map=finalScore]').inView === false")
+    before = tab.evaluate(picture)
+    tab.select_option("[data-head]", "1")
+    assert tab.evaluate(picture) == before
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(picture) != before
+
+
 def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
     calls = look()
     ablation = lens.Ablation([lens.PriorHead(("a",), 0, 0.25, -3)], [0.5, 0.75])
