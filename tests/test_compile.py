@@ -42,7 +42,7 @@ def test_operators_pass_the_operator_check(name, tables, by_token):
 
 
 @pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])
-@pytest.mark.parametrize("name", ["t5", "at5", "huang4", "kerple", "rotary", "sine-spe"])
+@pytest.mark.parametrize("name", ["none", "t5", "at5", "huang4", "kerple", "rotary", "sine-spe"])
 def test_compiled_attention_is_attention(impl, name):
     check_compiled(impl, name, heads=4, times=(40, 41))
 
@@ -76,12 +76,14 @@ def check_compiled(impl, name, heads, times):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["t5", "huang4", "kerple"])
+@pytest.mark.parametrize("name", ["none", "t5", "huang4", "kerple", "rotary"])
 @pytest.mark.parametrize("impl", ["blockwise", "split"])
 def test_lengths_do_not_recompile(name, impl):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     torch._dynamo.reset()
     encoding = make_encoding(name)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda q: lagwise.attention(q, q, q, encoding, impl=impl), fullgraph=True, backend=counter)
     for time in (100, 120, 140, 160, 180):
         compiled(torch.randn(1, 4, time, 8))

@@ -434,7 +434,7 @@ def test_triton_repeats_the_gradients_of_parameters(name, deterministic):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["t5", "huang4", "shaw", "rotary"])
+@pytest.mark.parametrize("name", ["none", "t5", "huang4", "shaw", "rotary"])
 @pytest.mark.parametrize("impl", ["triton", "split"])
 def test_compiled_attention_is_attention(impl, name):
     torch._dynamo.reset()

@@ -85,6 +85,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     return out[..., :width], lse.reshape(q.shape[:3])
 
 
+def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """Returns the output of plain attention, with torch's own derivative; a causal mask starts at the top left."""
+    if torch.compiler.is_compiling():
+        # A compiler knows torch's function better than the kernels behind it, of which it then chooses one.
+        grouped = q.shape[1] != k.shape[1]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    return attend(q, k, v, causal=causal, scale=scale)[0]
+
+
 def attend_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
     *, causal: bool, scale: float,
