@@ -50,7 +50,7 @@ def test_a_league_by_hand(tmp_path):
         "| `t5` | 60 ± 127 |  | 30 ± 64 | refused | 2 | 10 |",
     ]
     assert lines[7] == "4 runs in results/some.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01, 3.0 s of training each."
-    assert lines[9] == "![Learning curves and means with intervals, from results/some.jsonl](../docs/some.png)"
+    assert lines[9] == "![Learning curves and means with intervals, from results/some.jsonl](some.png)"
     assert lines[0] == "# Before" and lines[10:] == ["<!-- end -->", "after"]
     assert (tmp_path / "docs" / "some.png").read_bytes().startswith(b"\x89PNG")
 

@@ -7,6 +7,7 @@
 
 import argparse
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +60,7 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
             if figures:
                 (root / wanted.figure).parent.mkdir(parents=True, exist_ok=True)
                 plot(read(root / wanted.file), wanted.tune).savefig(root / wanted.figure, dpi=90)
-            link = Path(*[".."] * len(document.parent.relative_to(root).parts)) / wanted.figure
+            link = os.path.relpath(root / wanted.figure, document.parent)
             lines += ["", f"![Learning curves and means with intervals, from {wanted.file}]({link})"]
         return found[1] + "\n".join(lines) + "\n" + found[3]
 
