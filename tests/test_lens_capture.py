@@ -21,18 +21,23 @@ def test_nobody_watches_unless_asked():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
 
 
-@pytest.mark.parametrize("name", ["at5", "shaw", "rotary", "sine-spe", "xl"])
-def test_what_a_stack_computed_is_rebuilt(name):
-    decoder = lagwise.nn.Decoder(16, layers=2, heads=2, encoding=name, cross=True).eval()
-    filled(decoder.encoding)
+def decoded(decoder: lagwise.nn.Decoder) -> tuple[list[lens.Call], list[torch.Tensor]]:
+    """Lets a decoder read random vectors, and returns its calls of attention and what each of them gave."""
     outputs: list[torch.Tensor] = []
     for layer in decoder._layers:
         assert layer.cross is not None
         for attends in (layer.attention, layer.cross):
             attends.out.register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
-    x, context, lengths = torch.randn(2, 7, 16), torch.randn(2, 5, 16), torch.tensor([5, 3])
     with lens.capture(decoder) as calls:
-        decoder(x, context, context_lengths=lengths)
+        decoder(torch.randn(2, 7, 16), torch.randn(2, 5, 16), context_lengths=torch.tensor([5, 3]))
+    return calls, outputs
+
+
+@pytest.mark.parametrize("name", ["at5", "shaw", "rotary", "sine-spe", "xl"])
+def test_what_a_stack_computed_is_rebuilt(name):
+    decoder = lagwise.nn.Decoder(16, layers=2, heads=2, encoding=name, cross=True).eval()
+    filled(decoder.encoding)
+    calls, outputs = decoded(decoder)
     names = [f"layers.{number}.{kind}" for number in range(2) for kind in ("attention", "cross")]
     assert [call.layer for call in calls] == names
     assert [call.cross for call in calls] == [False, True] * 2

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from oracle import make_encoding
+from test_lens_capture import decoded
 from test_lens_page import facts
 from test_lens_parts import filled, tensors
 from typer.testing import CliRunner
@@ -111,14 +112,7 @@ def test_a_weight_of_zero_has_no_finite_score():
 def test_what_a_stack_computed_is_rebuilt(name, feature_map):
     options: dict[str, Any] = dict(layers=2, heads=2, encoding=name, attention="linear", feature_map=feature_map)
     decoder = lagwise.nn.Decoder(16, cross=True, **options).eval()
-    outputs: list[torch.Tensor] = []
-    for layer in decoder._layers:
-        assert layer.cross is not None
-        for attends in (layer.attention, layer.cross):
-            attends.out.register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
-    x, context, lengths = torch.randn(2, 7, 16), torch.randn(2, 5, 16), torch.tensor([5, 3])
-    with lens.capture(decoder) as calls:
-        decoder(x, context, context_lengths=lengths)
+    calls, outputs = decoded(decoder)
     # What is drawn later is not what was computed.
     decoder.redraw()
     assert [call.cross for call in calls] == [False, True] * 2

@@ -49,7 +49,10 @@ def test_it_turns_pairs_and_rounds_once(shape, per_row, interleaved, dtype):
 def test_its_derivatives_are_the_rotation_back(interleaved):
     x, cos, sin = case((2, 2, 5, 6), True, torch.float64)
     x.requires_grad_()
-    function = lambda x: turn(x, cos, sin, interleaved=interleaved)  # noqa: E731
+
+    def function(x):
+        return turn(x, cos, sin, interleaved=interleaved)
+
     assert torch.autograd.gradcheck(function, x) and torch.autograd.gradgradcheck(function, x)
     torch.testing.assert_close(turn(turn(x, cos, sin, interleaved=interleaved), cos, -sin, interleaved=interleaved), x)
 
