@@ -297,6 +297,10 @@ def check_call(
         if not isinstance(seed, Tensor):
             raise ValueError(f"seed must be a tensor with one integer, torch.tensor(7), but is {seed!r}")
         require_tensor("seed", seed, (), torch.int64, torch.int32)
+        if seed.device != q.device:
+            raise ValueError(
+                f"seed must be on {q.device}, where q is, but is on {seed.device}: torch.tensor(7, device=q.device), say"
+            )
     if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
         raise ValueError(f"scale must be a finite number or None, but is {scale!r}")
     return q.shape[-1] ** -0.5 if scale is None else scale

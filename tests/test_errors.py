@@ -305,6 +305,10 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         tensors(dropout=0.5, seed=torch.tensor(7.5)),
         "seed must be int64 or int32 of shape (), but is torch.float32 of shape ()",
     ),
+    "seed elsewhere": (
+        tensors(dropout=0.5, seed=torch.tensor(7, device="meta")),
+        "seed must be on cpu, where q is, but is on meta: torch.tensor(7, device=q.device), say",
+    ),
     "scale nan": (tensors(scale=math.nan), "scale must be a finite number or None, but is nan"),
     "scale word": (tensors(scale="1"), "scale must be a finite number or None, but is '1'"),
     "impl None": (tensors(impl=None), "impl must be one of auto, dense, blockwise, split, triton, but is None"),
