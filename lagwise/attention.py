@@ -66,7 +66,7 @@ def attention(
         out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
 
     Sums are taken in float32, in float64 for float64 inputs. A row that may attend to nothing gives zeros. Under autocast q, k
-    and v are cast as `torch.nn.functional.scaled_dot_product_attention` does.
+    and v are cast as `torch.nn.functional.scaled_dot_product_attention` does, and the encoding's tables are not.
 
     Args:
         q: Queries; row r stands at position `query_start + r`.
@@ -160,7 +160,8 @@ def terms_of(
     if not isinstance(relative, Encoding):
         return relative
     first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
-    return relative.terms(first, last, scale=scale, seed=seed_of(relative, seed, q.device))
+    with operators.without_autocast(q):
+        return relative.terms(first, last, scale=scale, seed=seed_of(relative, seed, q.device))
 
 
 def relative_only(encoding: Encoding | Terms | None) -> Encoding | Terms:

@@ -10,6 +10,7 @@ from lagwise.attention import WATCHER, autocast, check_call, check_terms, relati
 from lagwise.encodings import Encoding, nearest
 from lagwise.feature_maps import FeatureMap, named
 from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, State, absorb, advance, chunked, empty, ratio
+from lagwise.impl.operators import without_autocast
 from lagwise.lags import LagTable, reachable_lags
 from lagwise.terms import Terms
 
@@ -79,7 +80,7 @@ def linear_attention(
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
     key_mask = visible_keys(k.shape[2], sizes, key_mask)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=causal, key_mask=key_mask)
         out = IMPLEMENTATIONS[choose(call, impl, first, last)](call).to(q.dtype)
     if places is None:
@@ -111,7 +112,7 @@ def prefill(
     True
     """
     call, seed, keep = next_call(q, k, v, encoding, 0, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=seed)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return chunked(call).to(q.dtype), absorb(empty(call.keys, seed), call.keys, q.shape[2], call.bias, keep)
 
 
@@ -135,7 +136,7 @@ def step(
         q, k, v, encoding, state.length, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=state.seed
     )
     check_state(call, state)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         out, state = advance(call, state, keep, CHUNK)
     return out.to(q.dtype), state
 
@@ -158,7 +159,7 @@ def summary(
     """
     k, v = autocast(k, v)
     scale = check_call(k, k, v, None, key_mask, None, None, 0, scale, 0.0, None)
-    with torch.autocast(k.device.type, enabled=False):
+    with without_autocast(k):
         call = prepare(k, k, v, Terms(), feature_map, scale=scale, causal=False, key_mask=key_mask)
         return absorb(empty(call.keys), call.keys, k.shape[2], call.bias, 0)
 
@@ -180,7 +181,7 @@ def recall(
     none = q[:, :, :0]
     watched(q, none, none, Terms(), feature_map=feature_map, scale=scale, causal=False, from_state=True)
     phi = named(feature_map, width, q.device)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         factor = phi.factor(width=width, head_dim=width, scale=scale)
         features = phi.queries(factor * q.to(torch.promote_types(q.dtype, torch.float32)))
         batch, kv_heads, known = state.kv.shape[:3]
@@ -204,7 +205,7 @@ def next_call(
     length = start + q.shape[2]
     terms, seed = linear_terms(encoding, q, v, 1 - length, 0, scale=scale, seed=seed)
     terms = watched(q, k, v, terms, feature_map=feature_map, scale=scale, causal=True, key_mask=key_mask, from_state=start > 0)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=True, key_mask=key_mask, start=start)
     if terms.bias is None:
         return call, seed, 0
@@ -233,7 +234,8 @@ def linear_terms(
     relative = relative_only(encoding)
     if isinstance(relative, Encoding):
         seed = seed_of(relative, seed, q.device)
-        relative = relative.linear_terms(first, last, scale=scale, seed=seed)
+        with without_autocast(q):
+            relative = relative.linear_terms(first, last, scale=scale, seed=seed)
     check_tables(relative)
     check_terms(relative, q, v)
     return relative, seed

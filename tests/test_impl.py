@@ -205,9 +205,10 @@ def test_gradients_are_the_derivative(impl):
 
 
 @pytest.mark.parametrize("impl", FAST)
-def test_autocast(impl):
+@pytest.mark.parametrize("name", ["t5", "xl"])
+def test_autocast(name, impl):
     q, k, v = tensors()
-    encoding = make_encoding("t5")
+    encoding = make_encoding(name)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = lagwise.attention(q, k, v, encoding, impl=impl)
     assert out.dtype == torch.bfloat16

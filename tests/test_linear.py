@@ -234,11 +234,13 @@ def test_low_precision_is_within_the_budget(dtype, causal):
                 compare(f"{name}, {feature_map}, {form}", actual, expected, dense, ROUNDINGS * eps * float(v.abs().max()), None)
 
 
-def test_autocast_takes_low_precision_inputs_and_full_sums():
+@pytest.mark.parametrize("name", ["none", "t5", "sine-spe", "conv-spe"])
+def test_autocast_takes_low_precision_inputs_and_full_sums(name):
     q, k, v = tensors(dtype=torch.float32)
+    encoding, seed = make(name), torch.tensor(3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual = linear_attention(q, k, v)
-    assert torch.equal(actual, linear_attention(*(x.bfloat16() for x in (q, k, v))))
+        actual = linear_attention(q, k, v, encoding, seed=seed)
+    assert torch.equal(actual, linear_attention(*(x.bfloat16() for x in (q, k, v)), encoding, seed=seed))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,7 +1,7 @@
 """The fast implementations as registered operators, so that `torch.compile` traces around them."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -18,16 +18,17 @@ _ARGUMENTS = (
 )
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Switches autocast off on the device of x, where it is on: a call has been cast already, and the rest keeps its own type."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
 @contextmanager
 def own_context(q: Tensor) -> Iterator[None]:
-    """Switches autocast off and to the device of q, where that is needed.
-
-    A call has been cast already, and its sums stay in their own type. Kernels run on the current device.
-    """
-    kind = q.device.type
+    """Switches autocast off and to the device of q, where that is needed: kernels run on the current device."""
     with ExitStack() as stack:
-        if torch.is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(without_autocast(q))
         if q.is_cuda and q.device.index != torch.cuda.current_device():
             stack.enter_context(torch.cuda.device(q.device))
         yield
