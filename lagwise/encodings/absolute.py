@@ -59,15 +59,16 @@ class Learned(Absolute):
     Args:
         dim: Width of the model's input.
         length: Number of positions in the table.
+        std: Standard deviation of the first values; BERT's unless given, where the embedding of tokens has the same.
 
     >>> Learned(dim=8, length=16).embed(torch.zeros(2, 3, 8), torch.arange(3)).shape
     torch.Size([2, 3, 8])
     """
 
-    def __init__(self, *, dim: int, length: int = 512):
+    def __init__(self, *, dim: int, length: int = 512, std: float = 0.02):
         super().__init__()
         require_sizes(dim=dim, length=length)
-        self.weight = nn.Parameter(torch.empty(length, dim).normal_(std=0.02))
+        self.weight = nn.Parameter(torch.empty(length, dim).normal_(std=std))
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         length, dim = self.weight.shape
