@@ -236,7 +236,7 @@ def test_what_is_no_number_leaves_json_whole(tmp_path):
 
 
 def test_the_figure_shows_the_curves_and_the_league(runs):
-    left, right = report.plot(runs).axes
+    left, right, _ = report.plot(runs).axes
     assert left.get_ylabel() == "validation accuracy"
     drawn = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in left.lines}
     assert list(drawn) == [(10, 20, 30)]
@@ -246,6 +246,22 @@ def test_the_figure_shows_the_curves_and_the_league(runs):
     assert [label.get_text() for label in right.get_yticklabels()] == ["at5", "t5", "none"]
     assert [round(bar[0].get_xdata()[0], 3) for bar in right.containers] == [0.865, 0.82, 0.505]
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in left.lines}) == 3
+
+
+def test_the_figure_shows_other_lengths(runs):
+    panel = report.plot(runs).axes[2]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["50", "64", "4,096"]
+    # Means over the seeds at the length of the training, and 0.7 at 64; all encodings refuse 4,096.
+    lines = [bar[0] for bar in panel.containers]
+    assert [list(line.get_xdata()) for line in lines] == [[50, 64]] * 3
+    assert [[round(float(value), 3) for value in line.get_ydata()] for line in lines] == [[0.865, 0.7], [0.82, 0.7], [0.505, 0.7]]
+    assert {text.get_text() for text in panel.texts} == {"t5", "none", "at5"}
+
+
+def test_a_figure_without_other_lengths_has_no_panel_for_them(tmp_path):
+    assert len(report.plot([make_run(tmp_path, "t5", 0, 0.5)]).axes) == 2
+    refused = make_run(tmp_path, "t5", 1, 0.5, lengths={"64": {"refused": "too long"}})
+    assert len(report.plot([refused]).axes) == 3
 
 
 def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):

@@ -161,6 +161,12 @@ class Task(ABC):
         """Whether the examples are the small built-in sample, whose numbers mean nothing."""
         return self.data is None and bool(self.facts.files)
 
+    @property
+    def length(self) -> int | None:
+        """The length of the training examples, or the most that they have; None where the task has no such option."""
+        length = getattr(self.options, "length", None)
+        return length if isinstance(length, int) else None
+
     @abstractmethod
     def examples(self, split: Split, length: int | None = None) -> Examples:
         """Returns the examples of a split; with `length`, as long as that instead of the task's own length.

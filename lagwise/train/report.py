@@ -27,6 +27,7 @@ from lagwise.train.league import (
     rows_of,
     shown,
 )
+from lagwise.train.loop import make_task
 from lagwise.train.store import Run
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def without_prior(group: Group) -> str:
 
 
 def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
-    """Returns a figure with the learning curves and the league of each group of runs, one below the other."""
+    """Returns a figure of each group of runs, one below the other: the learning curves, the league, and other lengths, if any."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -182,12 +183,16 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
 
     found = compared(runs, tune)
     tallest = max(len(group.runs) for group in found)
-    figure = Figure(figsize=(11, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
-    for panels, group in zip(figure.subplots(len(found), 2, squeeze=False, width_ratios=[1.25, 1]), found, strict=True):
+    lengths = any(row.lengths for group in found for row in rows_of(group))
+    ratios = [1.25, 1, 1] if lengths else [1.25, 1]
+    figure = Figure(figsize=(16 if lengths else 11, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
+    for panels, group in zip(figure.subplots(len(found), len(ratios), squeeze=False, width_ratios=ratios), found, strict=True):
         rows = rows_of(group)
         styles = {row.encoding: style(number) for number, row in enumerate(rows)}
         draw_curves(panels[0], group, styles)
         draw_league(panels[1], group, rows, styles)
+        if lengths:
+            draw_lengths(panels[2], group, rows, styles)
         for panel in panels:
             panel.grid(color="0.92")
             panel.set_axisbelow(True)
@@ -276,6 +281,34 @@ def draw_league(panel: "Axes", group: Group, rows: Sequence[Row], styles: dict[s
     spans = "mean with 95 % interval" if counts[-1] > 1 else "one seed, so that there is no interval"
     panel.set_title(f"League: {spans}; rings are seeds", fontsize=10, loc="left")
     panel.set(xlabel=f"test {group.metric} (better to the {better})")
+
+
+def draw_lengths(panel: "Axes", group: Group, rows: Sequence[Row], styles: dict[str, dict[str, Any]]) -> None:
+    """Draws the metric against the length, from that of the training on; an encoding that a length is too long for ends there."""
+    trained = make_task(group.members[0].config, None).length
+    ends: dict[str, Point] = {}
+    for row in rows:
+        points = {length: found for length, found in row.lengths.items() if isinstance(found, Estimate)}
+        points |= {} if trained is None else {trained: row.test}
+        if points:
+            own = sorted(points)
+            spans = [points[length].half_width or 0.0 for length in own]
+            means = [points[length].mean for length in own]
+            panel.errorbar(own, means, yerr=spans if any(spans) else None, linewidth=1.5, markersize=4.5, **styles[row.encoding])
+            ends[row.encoding] = (own[-1], means[-1], means[-1], means[-1])
+    if not ends:
+        panel.set_axis_off()
+        panel.text(0.5, 0.5, "no encoding takes other lengths", ha="center", transform=panel.transAxes)
+        return
+    ticks = sorted({length for row in rows for length in row.lengths} | (set() if trained is None else {trained}))
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ticks, [f"{length:,}" for length in ticks])
+    panel.minorticks_off()
+    if trained is not None:
+        panel.axvline(trained, color="0.6", linewidth=0.8, linestyle=":")
+    panel.set_title("Other lengths; dotted: that of the training", fontsize=10, loc="left")
+    panel.set(xlabel="length, in tokens", ylabel=f"test {group.metric}")
+    name_ends(panel, ends, styles)
 
 
 def scores(group: Group, encoding: str) -> dict[int, float]:
