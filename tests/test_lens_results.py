@@ -45,3 +45,15 @@ def test_styles_by_quarter_are_rows_of_pieces(tmp_path):
     assert found["time-pitch"].shape == (2, 4) and found["onset-drum"].shape == (1, 4)
     with pytest.raises(ValueError, match="generated from a prompt"):
         lens.styles_by_quarter([])
+
+
+def test_losses_by_position_of_a_result(tmp_path):
+    curves = {"own": {"loss_by_position": [[0, 2.0, 5]]}, "64": {"loss_by_position": [[0, 3.0, 5], [8, 1.5, 4]]}, "9": {}}
+    (tmp_path / "result.json").write_text(json.dumps({"curves": curves}))
+    found = lens.losses_by_position(tmp_path)
+    assert list(found) == [None, 64] and found[64].nats.tolist() == [3.0, 1.5]
+    line = {"split": "test", "length": 64, "loss_by_position": [[0, 7.0, 5]]}
+    (tmp_path / "evaluations.jsonl").write_text(json.dumps(line) + "\n")
+    assert lens.losses_by_position(tmp_path)[64].nats.tolist() == [7.0]
+    with pytest.raises(ValueError, match="no losses by position of split 'validation'"):
+        lens.losses_by_position(tmp_path, "validation")

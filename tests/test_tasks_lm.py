@@ -363,7 +363,8 @@ def test_a_run_keeps_its_tokenizer_generates_and_is_a_start(tmp_path):
     (data / "a.txt").write_text("\n\n".join(f"The number {number} and its neighbour {number + 1}." for number in range(200)))
     changes = {**SMALL, "steps": 10, "task.length": 32, "task.tokens": "bpe", "task.vocabulary": 300}
     encoding = changes.pop("encoding")
-    train(make_config("lm", encoding, **changes), tmp_path / "run", Settings(data=data, device="cpu"))
+    lengths = {"lengths": (64,)}
+    result = train(make_config("lm", encoding, **changes, **lengths), tmp_path / "run", Settings(data=data, device="cpu"))
     assert (tmp_path / "run" / "tokenizer.json").is_file()
     words = ["generate", str(tmp_path / "run"), "--prompt", "The ", "--length", "20", "--count", "2", "--device", "cpu"]
     done = CliRunner().invoke(app, words)
@@ -376,6 +377,9 @@ def test_a_run_keeps_its_tokenizer_generates_and_is_a_start(tmp_path):
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
     assert [line["length"] for line in lines] == [None, 64, 128]
+    assert result["curves"] == {
+        name: {"loss_by_position": line["loss_by_position"]} for name, line in zip(("own", "64"), lines, strict=False)
+    }
     for line in lines:
         count = sum(tokens for _, _, tokens in line["loss_by_position"])
         assert sum(nats * tokens for _, nats, tokens in line["loss_by_position"]) / count == pytest.approx(line["loss"], rel=1e-4)

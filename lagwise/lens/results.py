@@ -1,13 +1,16 @@
 """Curves from the folders of runs: a metric against length, the loss against position, styles by quarter."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+OWN = "own"
+"""What a result calls the length of the training among the lengths of its curves."""
 
 
 class Extrapolation(NamedTuple):
@@ -52,14 +55,18 @@ def extrapolation(result: Mapping[str, Any], metric: str) -> Extrapolation:
 
 
 def losses_by_position(folder: Path, split: str = "test") -> dict[int | None, Losses]:
-    """Returns the loss against the position that `lagwise evaluate` found for a run, by length; None is the run's own length.
+    """Returns the loss of a run against the position, by length; None is the run's own length.
 
-    Of two evaluations at the same length the later one counts.
+    The run itself has that of the test split; `lagwise evaluate` adds others, of which the latest counts.
     """
+    found: dict[int | None, Losses] = {}
+    result = folder / "result.json"
+    if split == "test" and result.is_file():
+        found |= stored_losses(json.loads(result.read_text()))
     path = folder / "evaluations.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    found = {
-        line["length"]: Losses(*(torch.tensor(column) for column in zip(*line["loss_by_position"], strict=True)))
+    found |= {
+        line["length"]: losses(line["loss_by_position"])
         for line in lines
         if line["split"] == split and "loss_by_position" in line
     }
@@ -68,6 +75,20 @@ def losses_by_position(folder: Path, split: str = "test") -> dict[int | None, Lo
             f"{folder} has no losses by position of split {split!r}: call lagwise evaluate on a run of a language or music task"
         )
     return found
+
+
+def stored_losses(result: Mapping[str, Any]) -> dict[int | None, Losses]:
+    """Returns the loss against the position that is in the final numbers of a run, by length; None is the run's own."""
+    return {
+        None if length == OWN else int(length): losses(curves["loss_by_position"])
+        for length, curves in result.get("curves", {}).items()
+        if "loss_by_position" in curves
+    }
+
+
+def losses(bins: Sequence[Sequence[float]]) -> Losses:
+    """Returns bins of a loss: the first position of each, nats, tokens."""
+    return Losses(*(torch.tensor(column) for column in zip(*bins, strict=True)))
 
 
 def styles_by_quarter(pieces: Iterable[Path]) -> dict[str, Float[Tensor, "pieces 4"]]:

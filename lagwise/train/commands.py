@@ -216,7 +216,7 @@ def evaluate(
     The numbers are added to the run's evaluations.jsonl.
     """
     from lagwise.tasks.base import SPLITS
-    from lagwise.train.loop import at_length, curves_of
+    from lagwise.train.loop import at_length, curves_of, whole_model
     from lagwise.train.store import add_line
 
     if split not in SPLITS:
@@ -225,7 +225,7 @@ def evaluate(
     table = Table("split", "length", *session.task.metrics(), "loss")
     for length in (None, *changes_of(None, lengths=lengths).get("lengths", ())):
         found = session.evaluate(split) if length is None else at_length(session, length, split)
-        more = {} if "refused" in found else curves_of(session, split, length)
+        more = {} if "refused" in found else curves_of(session, whole_model(session), split, length)
         add_line(run / "evaluations.jsonl", {"step": session.step, "split": split, "length": length, **found, **more})
         shown = [f"{found[name]:.4f}" if name in found else "-" for name in (*session.task.metrics(), "loss")]
         table.add_row(split, "its own" if length is None else str(length), *shown)
@@ -287,8 +287,9 @@ def results(
         <!-- results: league results/reber.jsonl --tune rate --percent --figure docs/figures/reber.png -->
         <!-- end -->
 
-    A league is made of runs that `lagwise compare --save` wrote (--baseline NAME names the encoding that others are compared
-    to); `models` of the lines of `lagwise bench models`.
+    `league` and `positions` (losses within and beyond the length of the training) are made of runs that `lagwise compare --save`
+    wrote (--baseline NAME names the encoding that others are compared to), `ablation` of the lines of `lagwise ablate`, `models`
+    of those of `lagwise bench models`.
     """
     from lagwise.train import tables
 

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
@@ -28,6 +28,7 @@ from lagwise.bench.timing import peak_memory
 from lagwise.encodings import Encoding
 from lagwise.feature_maps import Favor
 from lagwise.lens.learned import learned_priors
+from lagwise.lens.results import OWN
 from lagwise.tasks import task_named
 from lagwise.tasks.base import Batch, Split, Task
 from lagwise.train.checkpoint import Checkpoint, load_latest, save, steps_in
@@ -277,8 +278,8 @@ def train(
     # A sharded model is gathered by all processes together.
     model = whole_model(session)
     if session.accelerator.is_main_process:
-        length = getattr(session.task.options, "length", None)
-        run.finish(result, learned_priors(model, length if isinstance(length, int) else None))
+        result["curves"] = curves_at(session, model, result["lengths"])
+        run.finish(result, learned_priors(model, session.task.length))
     session.accelerator.end_training()
     return result
 
@@ -359,10 +360,17 @@ def whole_model(session: Session) -> nn.Module:
     return model.eval()
 
 
-def curves_of(session: Session, split: Split, length: int | None) -> dict[str, Any]:
-    """Returns what the task stores of an evaluation beside its numbers."""
-    config, model = session.config, session.accelerator.unwrap_model(session.model).eval()
+def curves_of(session: Session, model: nn.Module, split: Split, length: int | None) -> dict[str, Any]:
+    """Returns what the task stores of an evaluation of the whole model beside its numbers."""
+    config = session.config
     return session.task.curves(model, split, length, batch=config.evaluate_batch or config.batch, limit=config.evaluate_examples)
+
+
+def curves_at(session: Session, model: nn.Module, lengths: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Returns the curves of the test split at the run's own length, and at others that the model takes, by the length."""
+    taken = {OWN: None, **{length: int(length) for length, found in lengths.items() if "refused" not in found}}
+    found = {name: curves_of(session, model, "test", length) for name, length in taken.items()}
+    return {name: own for name, own in found.items() if own}
 
 
 def at_length(session: Session, length: int, split: Split = "test") -> dict[str, Any]:
