@@ -218,6 +218,20 @@ def test_the_command_looks_at_a_run(run, tmp_path):
     assert (found["lengths"]["metric"], found["lengths"]["length"]) == ("test accuracy", 50)
 
 
+def test_ablations_of_runs_are_lines(run, tmp_path):
+    save = tmp_path / "new" / "ablation.jsonl"
+    for count in (1, 2):
+        ended = CliRunner().invoke(app, ["ablate", str(run), "--device", "cpu", "--save", str(save)])
+        assert ended.exit_code == 0 and "added to" in ended.output, ended.output
+        lines = [json.loads(line) for line in save.read_text().splitlines()]
+        assert len(lines) == count
+    found, stored = lines[-1], json.loads((run / "result.json").read_text())
+    assert (found["metric"], found["split"], found["config"]["encoding"]) == ("accuracy", "validation", "at5")
+    assert len(found["values"]) == 5 and found["values"][-1] == pytest.approx(stored["validation"]["accuracy"])
+    peaks = [head["peak"] for head in found["heads"]]
+    assert len(peaks) == 4 and peaks == sorted(peaks)
+
+
 def test_a_run_begins_from_the_model_that_is_called_untrained(run):
     session = Session(Config.from_json(json.loads((run / "config.json").read_text())), Settings(device="cpu"))
     before = untrained(session)

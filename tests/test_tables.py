@@ -107,3 +107,69 @@ def test_the_command_writes_and_checks(tmp_path):
     assert stale.exit_code == 1 and "run lagwise results" in stale.output and "old" in page.read_text()
     assert "is written anew" in " ".join(CliRunner().invoke(app, arguments).output.split())
     assert "`at5`" in page.read_text() and CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
+
+
+def test_positions_by_hand(tmp_path):
+    config = Config("lm", task_options={"length": 64})
+    runs = []
+    for encoding, shift in {"t5": 0.0, "at5": -0.5}.items():
+        for seed in range(2):
+            own = [[0, 2.0 + shift, 10], [32, 1.0 + shift, 30]]
+            longer = [*own, [64, 3.0 + shift + seed, 10], [96, 5.0 + shift + seed, 10]]
+            curves = {"own": {"loss_by_position": own}, "128": {"loss_by_position": longer}}
+            run = stored(
+                tmp_path / "runs", encoding, seed, 1.0, config=config, metric="bits_per_byte", environment=HEAD, curves=curves,
+                seconds=3.0,
+            )  # fmt: skip
+            runs.append(run)
+    page = project(tmp_path, "positions results/lm.jsonl --figure docs/lm.png")
+    records.save(runs, tmp_path / "results" / "lm.jsonl")
+    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    # Within 64: (2 x 10 + 1 x 30) / 40. Beyond: 4 and 5 for the two seeds, whose interval is 12.7062 / 2.
+    assert lines[2:6] == [
+        "| encoding | nats per token up to 64 | beyond 64 | beyond, minus `t5` | seeds |",
+        "| --- | --- | --- | --- | --- |",
+        "| `at5` | 0.75 | 4.0 ± 6.4 | -0.5 | 2 |",
+        "| `t5` | 1.25 | 4.5 ± 6.4 |  | 2 |",
+    ]
+    assert lines[9] == "![Loss against position, from results/lm.jsonl](lm.png)"
+    assert (tmp_path / "docs" / "lm.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "words"),
+    [("listops", "accuracy", "must be of a task with a length"), ("lm", "bits_per_byte", "must have losses by position")],
+)
+def test_positions_need_losses(tmp_path, task, metric, words):
+    page = project(tmp_path, "positions results/some.jsonl")
+    run = stored(tmp_path / "other", "t5", 0, 1.0, config=Config(task), metric=metric)
+    records.save([run], tmp_path / "results" / "some.jsonl")
+    with pytest.raises(ValueError, match=words):
+        tables.filled(page, tmp_path, figures=False)
+
+
+def test_ablations_by_hand(tmp_path):
+    known = {"bench": "ablation", "environment": HEAD, "split": "validation", "metric": "f1", "heads": []}
+    page = project(tmp_path, "ablation results/ablation.jsonl --figure docs/ablation.png")
+    found = [
+        {**known, "config": {"encoding": "t5"}, "values": [1.0, 2.0, 3.0, 4.0, 5.0]},
+        {**known, "config": {"encoding": "t5"}, "values": [1.0, 2.0, 3.0, 4.0, 7.0]},
+        {**known, "config": {"encoding": "at5"}, "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
+    ]
+    (tmp_path / "results" / "ablation.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
+    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    assert lines[2:6] == [
+        "| encoding, validation f1 | without priors | a quarter of the heads | half | three quarters | all | heads | seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| `t5` | 1 | 2 | 3 | 4 | 6 ± 13 | 4 | 2 |",
+        "| `at5` | 0 | 0 | 8 | 8 | 9 | 4 | 1 |",
+    ]
+    assert lines[7] == "3 lines in results/ablation.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
+    assert (tmp_path / "docs" / "ablation.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_models_have_no_figure(tmp_path):
+    page = project(tmp_path, "models results/some.jsonl --figure docs/some.png")
+    (tmp_path / "results" / "some.jsonl").write_text("")
+    with pytest.raises(ValueError, match="a mark of kind 'models' must have no --figure"):
+        tables.filled(page, tmp_path, figures=False)

@@ -46,8 +46,9 @@ class Look(NamedTuple):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to the command line."""
-    app.command()(lens)
+    """Adds the commands to the command line."""
+    for command in (lens, ablate):
+        app.command()(command)
 
 
 @in_words()
@@ -56,7 +57,7 @@ def lens(
     text: Annotated[str | None, typer.Option(help="What the model reads; of runs, those of tasks on plain text.")] = None,
     example: Annotated[int, typer.Option(help="Of runs: the number of the example of the test split that is read.")] = 0,
     tokens: Annotated[int, typer.Option(help="Of Hugging Face models: tokens of the text at most.")] = 512,
-    ablate: Annotated[
+    ablation: Annotated[
         bool, typer.Option("--ablate", help="Of runs: evaluate with the priors of more and more heads, on the validation split.")
     ] = False,
     data: Data = None,
@@ -79,8 +80,8 @@ def lens(
     if example and (text is not None or not is_run):
         raise ValueError("--example must be left out beside --text, and for a Hugging Face model, which has no test split")
     if is_run:
-        look = look_at_run(Path(model), text, example, data, device, ablate)
-    elif ablate:
+        look = look_at_run(Path(model), text, example, data, device, ablation)
+    elif ablation:
         raise ValueError("--ablate must be left out for a Hugging Face model, which comes without a metric: call lens.ablate")
     elif data is not None or device not in ("auto", "cpu"):
         raise ValueError("--data and --device must be left out for a Hugging Face model: it reads --text, on the CPU")
@@ -102,11 +103,54 @@ def lens(
     console.print(f"written to {out}")
 
 
-def look_at_run(folder: Path, text: str | None, example: int, data: str | None, device: str, ablate: bool) -> Look:
+@in_words()
+def ablate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", exists=True, file_okay=False)],
+    data: Data = None,
+    device: Device = "auto",
+    save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,
+) -> None:
+    """Evaluate runs with the priors of more and more heads: which of them does the model need?
+
+        lagwise ablate runs/squad/at5/*-seed0 runs/squad/t5/*-seed0 --save ablation.jsonl
+
+    The first paper's ablation: all biases are switched off, and those of single heads on again, from the lowest to the highest
+    peak of the prior. The metric is that of the validation split.
+    """
+    from rich.table import Table
+
+    from lagwise.train.store import Run, add_line
+
+    table = Table("run", "metric", "no priors", "a quarter", "a half", "three quarters", "all", "heads")
+    for folder in runs:
+        session = trained(folder, settings_of(device, data))
+        metric, found = next(iter(session.task.metrics())), ablation_of(session)
+        heads = [{"layers": head.layers, "head": head.head, "peak": head.peak, "lag": head.peak_lag} for head in found.order]
+        run = Run.open(folder)
+        if save is not None:
+            save.parent.mkdir(parents=True, exist_ok=True)
+            known = {"bench": "ablation", "config": run.config.to_json(), "environment": run.environment}
+            add_line(save, {**known, "split": "validation", "metric": metric, "values": found.values, "heads": heads})
+        parts = (found.values[round(share * len(heads) / 4)] for share in range(5))
+        name = f"{session.config.task}, {session.config.encoding}, seed {session.config.seed}"
+        table.add_row(name, metric, *(f"{value:.4f}" for value in parts), str(len(heads)))
+    console.print(table)
+    if save is not None:
+        console.print(f"added to {save}")
+
+
+def ablation_of(session: "Session") -> "Ablation":
+    """Evaluates the model of a run with the priors of more and more heads."""
+    from lagwise.lens.ablation import ablate as switch_on
+
+    metric = next(iter(session.task.metrics()))
+    return switch_on(session.model.eval(), lambda: session.evaluate("validation")[metric])
+
+
+def look_at_run(folder: Path, text: str | None, example: int, data: str | None, device: str, ablation: bool) -> Look:
     """Lets the model of a run read a text, or an example of the test split."""
     import torch
 
-    from lagwise.lens import ablate as switch_on
     from lagwise.lens import capture
     from lagwise.train.loop import to_device
 
@@ -129,8 +173,7 @@ def look_at_run(folder: Path, text: str | None, example: int, data: str | None, 
     notes += linear_notes(calls)
     notes += ["The data is the small built-in sample: these numbers mean little. Pass --data."] if task.is_sample else []
     name, tokens = f"{config.task} with {config.encoding}", words_of(task, model, batch)
-    metric = next(iter(task.metrics()))
-    found = switch_on(model, lambda: session.evaluate("validation")[metric]) if ablate else None
+    metric, found = next(iter(task.metrics())), ablation_of(session) if ablation else None
     before = edges_of(untrained(session)) if ranges_of(model) else None
     return Look(name, model, calls, tokens, notes, found, f"validation {metric}", before, lengths_of(session, metric))
 
@@ -328,4 +371,4 @@ def lengths_of(session: "Session", metric: str) -> "Lengths | None":
     result = None if session.run is None else session.run.result
     if result is None or not result["lengths"]:
         return None
-    return Lengths(f"test {metric}", extrapolation(result, metric), getattr(session.task.options, "length", None))
+    return Lengths(f"test {metric}", extrapolation(result, metric), session.task.length)

@@ -7,17 +7,36 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from lagwise.train.league import Estimate, Group, Row, default_baseline, differences_of, groups, rows_of, shown
+from lagwise.lens import plots
+from lagwise.lens.results import stored_losses
+from lagwise.train.league import (
+    Estimate,
+    Group,
+    Row,
+    default_baseline,
+    differences_of,
+    estimate,
+    groups,
+    only_group,
+    order,
+    rows_of,
+    shown,
+)
+from lagwise.train.loop import make_task
 from lagwise.train.records import read
 from lagwise.train.report import plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLOCK = re.compile(r"(<!-- results: (.*?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
@@ -55,13 +74,16 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
         wanted = words_of(found[2])
         if not (root / wanted.file).is_file():
             raise ValueError(f"{document}: a mark must name a file of results, but {wanted.file} is not there")
-        lines = KINDS[wanted.kind](root, wanted)
+        kind = KINDS[wanted.kind]
+        lines = kind.lines(root, wanted)
         if wanted.figure is not None:
+            if kind.figure is None:
+                raise ValueError(f"{document}: a mark of kind {wanted.kind!r} must have no --figure: there is none")
             if figures:
                 (root / wanted.figure).parent.mkdir(parents=True, exist_ok=True)
-                plot(read(root / wanted.file), wanted.tune).savefig(root / wanted.figure, dpi=90)
+                kind.figure(root, wanted).savefig(root / wanted.figure, dpi=90)
             link = os.path.relpath(root / wanted.figure, document.parent)
-            lines += ["", f"![Learning curves and means with intervals, from {wanted.file}]({link})"]
+            lines += ["", f"![{kind.caption}, from {wanted.file}]({link})"]
         return found[1] + "\n".join(lines) + "\n" + found[3]
 
     text = document.read_text()
@@ -116,6 +138,96 @@ def signed(found: Estimate) -> str:
     return f"{'+' if found.mean > 0 else ''}{found}"
 
 
+def league_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns learning curves and leagues of some runs."""
+    return plot(read(root / wanted.file), wanted.tune)
+
+
+def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the loss of some runs within the length of their training and beyond, with differences within seeds."""
+    runs = read(root / wanted.file)
+    group = only_group(runs)
+    trained, baseline = trained_length(group), wanted.baseline or default_baseline(group)
+    parts = {name: {seed: parts_of(bins, trained) for seed, bins in position_losses(group, name).items()} for name in group.runs}
+    beyond = {name: [own[1] for own in seeds.values()] for name, seeds in parts.items()}
+    body = []
+    for name, seeds in sorted(parts.items(), key=lambda each: order(fmean(beyond[each[0]]), higher_is_better=False)):
+        differences = [own[1] - parts[baseline][seed][1] for seed, own in seeds.items() if seed in parts[baseline]]
+        paired = "" if name == baseline or not differences else signed(estimate(differences))
+        within = estimate([own[0] for own in seeds.values()])
+        body.append([f"`{name}`", str(within), str(estimate(beyond[name])), paired, str(len(seeds))])
+    head = ["encoding", f"nats per token up to {trained:,}", f"beyond {trained:,}", f"beyond, minus `{baseline}`", "seeds"]
+    source = provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")
+    return [*markdown(head, body), "", source]
+
+
+def position_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns the loss of some runs against the position, the mean over seeds."""
+    group = only_group(read(root / wanted.file))
+    drawn = {}
+    for name in group.runs:
+        seeds = list(position_losses(group, name).values())
+        drawn[name] = (sorted(seeds[0]), [fmean(own[start][0] for own in seeds) for start in sorted(seeds[0])])
+    return plots.loss_by_position(drawn, trained_length=trained_length(group))
+
+
+def trained_length(group: Group) -> int:
+    """Returns the length that runs were trained at."""
+    length = make_task(group.members[0].config, None).length
+    if length is None:
+        raise ValueError("runs must be of a task with a length, such as lm or piano, to have losses by position")
+    return length
+
+
+def position_losses(group: Group, name: str) -> dict[int, dict[int, tuple[float, int]]]:
+    """Returns nats and tokens by the first position of a bin, at the longest length that an encoding takes, by the seed."""
+    found = {}
+    for seed, run in group.runs[name].items():
+        by_length = stored_losses(run.result or {})
+        if not by_length:
+            raise ValueError(f"{run.folder} must have losses by position, but has none: train it with this version")
+        own = by_length[max(by_length, key=lambda length: length or 0)]
+        found[seed] = {start: (nats, count) for start, nats, count in zip(*(column.tolist() for column in own), strict=True)}
+    return found
+
+
+def parts_of(bins: dict[int, tuple[float, int]], trained: int) -> tuple[float, float]:
+    """Returns the mean loss of the tokens within a length, and beyond it: not a number where there are none."""
+
+    def mean(own: list[tuple[float, int]]) -> float:
+        return sum(nats * count for nats, count in own) / sum(count for _, count in own) if own else math.nan
+
+    within = [found for start, found in bins.items() if start < trained]
+    return mean(within), mean([found for start, found in bins.items() if start >= trained])
+
+
+def ablation_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the metric of models with none of their priors, with some and with all, the mean over seeds."""
+    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    body = []
+    for name, curves in ablation_curves(records).items():
+        parts = ([curve[round(share * (len(curve) - 1) / 4)] for curve in curves] for share in range(5))
+        body.append([f"`{name}`", *(str(estimate(values)) for values in parts), str(len(curves[0]) - 1), str(len(curves))])
+    shares = ["without priors", "a quarter of the heads", "half", "three quarters", "all"]
+    lines = markdown([f"encoding, validation {records[0]['metric']}", *shares, "heads", "seeds"], body)
+    return [*lines, "", provenance(wanted.file, [record["environment"] for record in records], "lines")]
+
+
+def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns the metric against the number of heads that have their priors, the mean over seeds."""
+    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    means = {name: [fmean(values) for values in zip(*curves, strict=True)] for name, curves in ablation_curves(records).items()}
+    return plots.ablation_curve(means, metric=f"validation {records[0]['metric']}, mean over seeds")
+
+
+def ablation_curves(records: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
+    """Returns the metric with more and more priors, by the encoding, a curve for each seed."""
+    found: dict[str, list[list[float]]] = {}
+    for record in records:
+        found.setdefault(record["config"]["encoding"], []).append(record["values"])
+    return found
+
+
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns speed and memory of whole models with each encoding, relative to none: a table for each kind of attention."""
     records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
@@ -163,5 +275,18 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body)]
 
 
-KINDS: dict[str, Callable[[Path, argparse.Namespace], list[str]]] = {"league": league_lines, "models": model_lines}
-"""What marks may ask for: leagues of runs that `lagwise compare --save` wrote, and lines of `lagwise bench models`."""
+class Kind(NamedTuple):
+    """What a mark may ask for."""
+
+    lines: Callable[[Path, argparse.Namespace], list[str]]
+    figure: Callable[[Path, argparse.Namespace], "Figure"] | None = None
+    caption: str = ""
+
+
+KINDS = {
+    "league": Kind(league_lines, league_figure, "Learning curves and means with intervals"),
+    "positions": Kind(position_lines, position_figure, "Loss against position"),
+    "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),
+    "models": Kind(model_lines),
+}
+"""Leagues, and losses by position, of runs that `lagwise compare --save` wrote; lines of `lagwise ablate` and `bench models`."""
