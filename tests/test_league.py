@@ -12,7 +12,7 @@ from lagwise.train import league as leagues_of
 from lagwise.train import records
 from lagwise.train.compare import folder_of, plan
 from lagwise.train.config import Config
-from lagwise.train.league import differences, estimate, groups, league, leagues, t_quantile, tuned
+from lagwise.train.league import baselines, differences, estimate, groups, league, leagues, t_quantile, tuned
 from lagwise.train.report import page
 from lagwise.train.store import Run
 
@@ -105,6 +105,21 @@ def test_runs_that_differ_in_more_are_in_tables_of_their_own(tmp_path):
     assert [group.title for group in groups([runs[0], elsewhere])] == [
         "process-50, data=generated or built-in sample", "process-50, data=files",
     ]  # fmt: skip
+
+
+def test_titles_tell_what_differs_within_a_task_by_single_options(tmp_path):
+    short = Config("process-50", task_options={"length": 20, "train": 64})
+    adding = Config("adding", steps=7)
+    runs = [
+        stored(tmp_path, "t5", 0, 0.5, config=Config("process-50", task_options={"train": 64})),
+        stored(tmp_path, "none", 0, 0.5, config=short),
+        stored(tmp_path, "none", 0, 0.5, config=adding),
+    ]
+    found = groups(runs)
+    assert [group.title for group in found] == ["process-50, task.length=50", "process-50, task.length=20", "adding"]
+    assert baselines(found, "none") == ["t5", "none", "none"] and baselines(found, None) == ["t5", "none", "none"]
+    with pytest.raises(ValueError, match=r"baseline must be one of t5, none, but is 'non'.*did you mean 'none'"):
+        baselines(found, "non")
 
 
 def test_options_tell_runs_of_one_encoding_apart(tmp_path):

@@ -120,7 +120,7 @@ def compare(
     """
     from lagwise.train import compare as comparing
     from lagwise.train import records
-    from lagwise.train.league import groups
+    from lagwise.train.league import baselines, groups
     from lagwise.train.report import write_report
 
     notes: list[str] = []
@@ -139,8 +139,9 @@ def compare(
         ]
     if not runs:
         raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
-    for group in groups(runs, list(trials)):
-        show_league(group, baseline)
+    found = groups(runs, list(trials))
+    for group, other in zip(found, baselines(found, baseline), strict=True):
+        show_league(group, other)
     for note in notes:
         console.print(note, markup=False)
     if save is not None:
@@ -417,16 +418,15 @@ def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int 
         )
 
 
-def show_league(group: "Group", baseline: str | None) -> None:
+def show_league(group: "Group", baseline: str) -> None:
     """Prints the league of some runs that may be compared, with differences to a baseline within each seed."""
     from lagwise.train import league
 
-    name = baseline or league.default_baseline(group)
-    found = {difference.encoding: difference for difference in league.differences_of(group, name)}
+    found = {difference.encoding: difference for difference in league.differences_of(group, baseline)}
     rows = league.rows_of(group)
     lengths = list(dict.fromkeys(length for row in rows for length in row.lengths))
     table = Table(
-        "encoding", f"{group.metric} (test)", f"minus {name}", "validation", *(f"at {length}" for length in lengths), "seeds",
+        "encoding", f"{group.metric} (test)", f"minus {baseline}", "validation", *(f"at {length}" for length in lengths), "seeds",
         *group.tune, "its parameters", "seconds", "peak MiB", title=group.title,
     )  # fmt: skip
     for row in rows:

@@ -8,11 +8,12 @@ between them may be due to that.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from lagwise.encodings import nearest
+from lagwise.tasks import task_named
 from lagwise.train.config import FIELDS, Config
 from lagwise.train.loop import make_task
 from lagwise.train.store import Run
@@ -167,16 +168,24 @@ def best_of(trials: Sequence[Sequence[Run]]) -> Sequence[Run]:
 
 def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[dict[str, Any]], tune: Sequence[str]) -> Group:
     """Returns one of several groups, with a title that tells it from the others."""
-    differing = [name for name in fields if name != "task" and any(other[name] != fields[name] for other in all_fields)]
     metric, higher_is_better = main_metric(runs[0].config)
+    flat, others = spelled(fields), [spelled(other) for other in all_fields if other["task"] == fields["task"]]
+    differing = [name for name in flat if name != "task" and any(other.get(name) != flat[name] for other in others)]
     return Group(
-        title=", ".join([fields["task"], *(f"{name}={shown(fields[name])}" for name in differing)]),
+        title=", ".join([fields["task"], *(f"{name}={shown(flat[name])}" for name in differing)]),
         fields=fields,
         metric=metric,
         higher_is_better=higher_is_better,
         runs=by_encoding(runs),
         tune=tuple(tune),
     )
+
+
+def spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields by the names that the command line has for them: each option of the task by itself, with its default."""
+    options = asdict(task_named(fields["task"]).Options(**fields["task_options"]))
+    others = {name: value for name, value in fields.items() if name != "task_options"}
+    return {**others, **{f"task.{name}": value for name, value in options.items()}}
 
 
 def common_fields(run: Run, tune: Sequence[str] = ()) -> dict[str, Any]:
@@ -340,6 +349,17 @@ def differences(runs: Iterable[Run], baseline: str) -> list[Difference]:
 def default_baseline(group: Group) -> str:
     """Returns what others are compared to unless somebody says otherwise: t5, or the first."""
     return "t5" if "t5" in group.runs else next(iter(group.runs))
+
+
+def baselines(found: Sequence[Group], wanted: str | None) -> list[str]:
+    """Returns what others are compared to in each group: the encoding that is wanted, where it takes part.
+
+    Raises where it takes part in none.
+    """
+    names = list(dict.fromkeys(name for group in found for name in group.runs))
+    if wanted is not None and wanted not in names:
+        raise ValueError(f"baseline must be one of {', '.join(names)}, but is {wanted!r}{nearest(wanted, names)}")
+    return [wanted if wanted is not None and wanted in group.runs else default_baseline(group) for group in found]
 
 
 def differences_of(group: Group, baseline: str) -> list[Difference]:

@@ -22,7 +22,7 @@ from lagwise.train.league import (
     Estimate,
     Group,
     Row,
-    default_baseline,
+    baselines,
     differences_of,
     estimate,
     groups,
@@ -99,20 +99,19 @@ def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     runs = read(root / wanted.file)
     found = groups(runs, wanted.tune)
     lines = []
-    for group in found:
+    for group, baseline in zip(found, baselines(found, wanted.baseline), strict=True):
         lines += [f"**{group.title}**", ""] if len(found) > 1 else []
-        lines += [*league_table(group, wanted.baseline, 100.0 if wanted.percent else 1.0), ""]
+        lines += [*league_table(group, baseline, 100.0 if wanted.percent else 1.0), ""]
     return [*lines, provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")]
 
 
-def league_table(group: Group, baseline: str | None, factor: float) -> list[str]:
+def league_table(group: Group, baseline: str, factor: float) -> list[str]:
     """Returns a league as a table, the best first."""
     rows = rows_of(group)
-    name = baseline or default_baseline(group)
-    paired = {found.encoding: found.estimate for found in differences_of(group, name)}
+    paired = {found.encoding: found.estimate for found in differences_of(group, baseline)}
     lengths = sorted({length for row in rows for length in row.lengths})
     unit = " in %" if factor == 100.0 else ""
-    head = ["encoding", f"test {group.metric}{unit}", f"minus `{name}`", *(f"at {length:,}" for length in lengths)]
+    head = ["encoding", f"test {group.metric}{unit}", f"minus `{baseline}`", *(f"at {length:,}" for length in lengths)]
     head += [*(field.replace("_", " ") for field in group.tune), "seeds", "its parameters"]
     return markdown(head, [league_cells(row, paired.get(row.encoding), lengths, group, factor) for row in rows])
 
@@ -147,7 +146,7 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the loss of some runs within the length of their training and beyond, with differences within seeds."""
     runs = read(root / wanted.file)
     group = only_group(runs)
-    trained, baseline = trained_length(group), wanted.baseline or default_baseline(group)
+    trained, (baseline,) = trained_length(group), baselines([group], wanted.baseline)
     parts = {name: {seed: parts_of(bins, trained) for seed, bins in position_losses(group, name).items()} for name in group.runs}
     beyond = {name: [own[1] for own in seeds.values()] for name, seeds in parts.items()}
     body = []
