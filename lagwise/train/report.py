@@ -278,7 +278,7 @@ def draw_league(panel: "Axes", group: Group, rows: Sequence[Row], styles: dict[s
     panel.set_ylim(len(rows) - 0.5, -0.5)
     better = "right" if group.higher_is_better else "left"
     counts = sorted({len(row.seeds) for row in rows})
-    spans = "mean with 95 % interval" if counts[-1] > 1 else "one seed, so that there is no interval"
+    spans = "mean with 95 % interval" if counts[-1] > 1 else "one seed, no interval"
     panel.set_title(f"League: {spans}; rings are seeds", fontsize=10, loc="left")
     panel.set(xlabel=f"test {group.metric} (better to the {better})")
 
