@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lagwise import noise
 from lagwise.encodings import Encoding, nearest
+from lagwise.encodings.base import require_sizes
 from lagwise.impl import far, operators, support
 from lagwise.impl.dense import dense
 from lagwise.impl.lowering import lower
@@ -52,6 +53,7 @@ def attention(
     lengths: Int[Tensor, " batch"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
+    max_seqlen: int | None = None,
     window: tuple[int, int] | None = None,
     query_start: int | Int[Tensor, "*batch"] = 0,
     scale: float | None = None,
@@ -79,6 +81,8 @@ def attention(
         key_mask: Which keys may be attended to, the general form of `lengths`.
         cu_seqlens: Ends of packed sequences, starting with 0 and ending with the time axis; batch 1, self-attention.
             Positions restart with each sequence and none attends to another.
+        max_seqlen: The most tokens of a packed sequence, for encodings whose tables cover the sequence: without it their tables
+            cover all sequences together.
         window: How many lags into the past and into the future a query may see, `(left, right)`.
         query_start: Position of the first query, a number, or a tensor (one for all, or one per row) from 0 to the
             number of keys.
@@ -96,7 +100,10 @@ def attention(
     """
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
-    terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+    check_longest(cu_seqlens, max_seqlen)
+    terms = terms_of(
+        encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed, max_seqlen=max_seqlen
+    )
     watcher = None if torch.compiler.is_compiling() else WATCHER.get()
     if watcher is not None:
         terms = watcher(
@@ -129,8 +136,8 @@ def attention(
 def which_impl(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None = None, *,
     causal: bool = False, lengths: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    window: tuple[int, int] | None = None, query_start: int | Tensor = 0, scale: float | None = None, dropout: float = 0.0,
-    seed: Tensor | None = None, return_lse: bool = False, impl: str = "auto",
+    max_seqlen: int | None = None, window: tuple[int, int] | None = None, query_start: int | Tensor = 0,
+    scale: float | None = None, dropout: float = 0.0, seed: Tensor | None = None, return_lse: bool = False, impl: str = "auto",
 ) -> Choice:  # fmt: skip
     """Says which implementation `attention` takes for the same arguments, and why.
 
@@ -141,10 +148,13 @@ def which_impl(
     """
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
+    check_longest(cu_seqlens, max_seqlen)
     if seed is None:
         # The answer does not depend on it, and asking should not change the random numbers that follow.
         seed = noise.draw_seed(False, q.device)
-    terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+    terms = terms_of(
+        encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed, max_seqlen=max_seqlen
+    )
     return choose(
         q, k, v, terms, impl=impl, causal=causal, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, window=window,
         query_start=query_start, dropout=dropout,
@@ -154,12 +164,14 @@ def which_impl(
 def terms_of(
     encoding: Encoding | Terms | None, q: Tensor, k: Tensor, *,
     causal: bool, window: tuple[int, int] | None, query_start: int | Tensor, scale: float, seed: Tensor | None,
+    max_seqlen: int | None = None,
 ) -> Terms:  # fmt: skip
     """Returns the terms of an encoding for the lags that a call can reach."""
     relative = relative_only(encoding)
     if not isinstance(relative, Encoding):
         return relative
-    first, last = reachable_lags(q.shape[2], k.shape[2], query_start=query_start, causal=causal, window=window)
+    queries, keys = (x.shape[2] if max_seqlen is None else min(x.shape[2], max_seqlen) for x in (q, k))
+    first, last = reachable_lags(queries, keys, query_start=query_start, causal=causal, window=window)
     with operators.without_autocast(q):
         return relative.terms(first, last, scale=scale, seed=seed_of(relative, seed, q.device))
 
@@ -412,6 +424,17 @@ def check_ends(cu_seqlens: Tensor, keys: int) -> None:
         )
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == keys) & (cu_seqlens.diff() >= 0).all()
     require(right, f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}", cu_seqlens)
+
+
+def check_longest(cu_seqlens: Tensor | None, max_seqlen: int | None) -> None:
+    """Raises for a length that a packed sequence exceeds."""
+    if max_seqlen is None:
+        return
+    if cu_seqlens is None:
+        raise ValueError("max_seqlen is the length of the longest packed sequence, but cu_seqlens is missing: leave it out")
+    require_sizes(max_seqlen=max_seqlen)
+    fits = (cu_seqlens.diff() <= max_seqlen).all()
+    require(fits, f"cu_seqlens must have no sequence longer than max_seqlen={max_seqlen}", cu_seqlens)
 
 
 def require(condition: Tensor, message: str, x: Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lagwise.attention import WATCHER, autocast, check_call, check_terms, relative_only, seed_of
+from lagwise.attention import WATCHER, autocast, check_call, check_longest, check_terms, relative_only, seed_of
 from lagwise.encodings import Encoding, nearest
 from lagwise.feature_maps import FeatureMap, named
 from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, State, absorb, advance, chunked, empty, ratio
@@ -32,6 +32,7 @@ def linear_attention(
     lengths: Int[Tensor, " batch"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
+    max_seqlen: int | None = None,
     scale: float | None = None,
     seed: Int[Tensor, ""] | None = None,
     impl: str = "auto",
@@ -54,6 +55,7 @@ def linear_attention(
         key_mask: Which keys may be attended to, the general form of `lengths`.
         cu_seqlens: Ends of packed sequences, starting with 0 and ending with the time axis; batch 1, self-attention.
             Positions restart with each sequence and none attends to another.
+        max_seqlen: The most tokens of a packed sequence; without it, it is read from `cu_seqlens`, for which a GPU is waited for.
         scale: Factor of the content product that "favor" estimates; `dim ** -0.5` unless given.
         seed: Where random numbers of the encoding start. By default a fresh one in training mode, and always the same one in
             evaluation mode.
@@ -68,10 +70,11 @@ def linear_attention(
     """
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
+    check_longest(cu_seqlens, max_seqlen)
     check_causal(q, k, causal)
     given, sizes, places = (q, k, v), lengths, None
     if cu_seqlens is not None:
-        places, sizes = padded_places(cu_seqlens)
+        places, sizes = padded_places(cu_seqlens, q.shape[2], max_seqlen)
         q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in given)
     first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
     terms, _ = linear_terms(encoding, q, v, first, last, scale=scale, seed=seed)
@@ -322,11 +325,12 @@ def visible_keys(keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> 
     return within if key_mask is None else key_mask & within
 
 
-def padded_places(cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+def padded_places(cu_seqlens: Tensor, tokens: int, longest: int | None) -> tuple[Tensor, Tensor]:
     """Returns the packed token at each place of a padded batch, [sequences, longest], and the length of each sequence."""
     lengths = cu_seqlens.diff()
-    places = cu_seqlens[:-1, None] + torch.arange(int(lengths.max()), device=cu_seqlens.device)
-    return places.clamp(max=int(cu_seqlens[-1]) - 1), lengths
+    longest = int(lengths.max()) if longest is None else min(longest, tokens)
+    places = cu_seqlens[:-1, None] + torch.arange(longest, device=cu_seqlens.device)
+    return places.clamp(max=tokens - 1), lengths
 
 
 def check_causal(q: Tensor, k: Tensor, causal: bool) -> None:

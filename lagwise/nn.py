@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from lagwise import feature_maps, noise
 from lagwise.attention import attention as softmax_attention
-from lagwise.attention import check_dropout, check_ends, check_keys, check_window
+from lagwise.attention import check_dropout, check_ends, check_keys, check_longest, check_window
 from lagwise.encodings import ENCODINGS, Encoding, NoEncoding, StochasticEncoding, make, options_of
 from lagwise.feature_maps import Favor, FeatureMap
+from lagwise.impl.operators import without_autocast
 from lagwise.lags import reachable_lags
 from lagwise.linear import State, check_tables, linear_attention, prefill, recall, step, summary, visible_keys
 from lagwise.noise import Stream
@@ -179,6 +180,7 @@ class RelativeAttention(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
         seed: Int[Tensor, ""] | None = None,
     ) -> Float[Tensor, "batch queries dim"]:
         """Attends to x, or to the context.
@@ -192,6 +194,7 @@ class RelativeAttention(nn.Module):
             lengths: Number of keys that exist in each row, those of the cache counted.
             key_mask: Which keys may be attended to, those of the cache included.
             cu_seqlens: Ends of packed sequences.
+            max_seqlen: The most tokens of one of them, see `lagwise.attention`.
             seed: Where random numbers start; drawn afresh in training unless given.
         """
         for name, given in (("x", x), ("context", context)):
@@ -224,7 +227,9 @@ class RelativeAttention(nn.Module):
         k, v = (None, None) if known else self._keys_and_values(x if context is None else context)
         keys = cache.length if cache is not None and k is None else start + (x if context is None else context).shape[1]
         if terms is None:
-            first, last = reachable_lags(x.shape[1], keys, query_start=start, causal=self.causal, window=self.window)
+            check_longest(cu_seqlens, max_seqlen)
+            sizes = (size if max_seqlen is None else min(size, max_seqlen) for size in (x.shape[1], keys))
+            first, last = reachable_lags(*sizes, query_start=start, causal=self.causal, window=self.window)
             terms = Terms() if self.encoding is None else self.terms_of(self.encoding, first, last, seed)
         if isinstance(cache, LinearCache):
             check_keys(len(x), keys, lengths, key_mask)
@@ -237,12 +242,12 @@ class RelativeAttention(nn.Module):
         if self.feature_map is not None:
             out = linear_attention(
                 q, k, v, terms, feature_map=self.feature_map, causal=self.causal, scale=self.scale,
-                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, seed=seed, impl=self.impl,
+                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, seed=seed, impl=self.impl,
             )  # fmt: skip
         else:
             out = softmax_attention(
                 q, k, v, terms, causal=self.causal, window=self.window, query_start=start, scale=self.scale,
-                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens,
+                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
                 dropout=self.dropout if self.training else 0.0, seed=seed, impl=self.impl,
             )  # fmt: skip
         return self.out(out.transpose(1, 2).flatten(2))
@@ -254,7 +259,8 @@ class RelativeAttention(nn.Module):
     def terms_of(self, encoding: Encoding, first: int, last: int, seed: Tensor) -> Terms:
         """Returns the terms of an encoding for this kind of attention."""
         terms = encoding.terms if self.feature_map is None else encoding.linear_terms
-        return terms(first, last, scale=self.scale, seed=seed)
+        with without_autocast(seed):
+            return terms(first, last, scale=self.scale, seed=seed)
 
     def _linear_map(self, feature_map: FeatureMap | str | None, width: int) -> FeatureMap:
         """Returns the feature map, and raises for options that linear attention does not have."""
@@ -392,6 +398,7 @@ class Layer(nn.Module):
         lengths: Int[Tensor, " batch"] | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
         context_lengths: Int[Tensor, " batch"] | None = None,
         context_mask: Bool[Tensor, "batch keys"] | None = None,
         seed: Int[Tensor, ""] | None = None,
@@ -408,8 +415,9 @@ class Layer(nn.Module):
 
         def attend(y: Tensor) -> Tensor:
             return self.attention(
-                y, terms=terms, cache=cache, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, seed=seed
-            )
+                y, terms=terms, cache=cache, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
+                seed=seed,
+            )  # fmt: skip
 
         x = self._part(x, self.attention_norm, attend)
         if self.cross is not None and self.cross_norm is not None:
@@ -511,6 +519,7 @@ class Stack(nn.Module):
         x: Tensor,
         *,
         cu_seqlens: Tensor | None,
+        max_seqlen: int | None,
         caches: list[LayerCache] | None,
         cross_caches: list[LayerCache] | None,
         **options,
@@ -528,14 +537,16 @@ class Stack(nn.Module):
         x = self.encoding.embed(x, positions)
         seed = noise.draw_seed(self.training, x.device)
         attends = self._layers[0].attention
-        first, last = reachable_lags(x.shape[1], start + x.shape[1], query_start=start, causal=self.causal, window=attends.window)
+        check_longest(cu_seqlens, max_seqlen)
+        longest = x.shape[1] if max_seqlen is None else min(x.shape[1], max_seqlen)
+        first, last = reachable_lags(longest, start + longest, query_start=start, causal=self.causal, window=attends.window)
         shared = None
         if not isinstance(self.encoding, NoEncoding):
             shared = attends.terms_of(self.encoding, first, last, seed)
         for number, layer in enumerate(self._layers):
             own = layer.attention.encoding
             x = layer(
-                x, cu_seqlens=cu_seqlens,
+                x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
                 terms=attends.terms_of(own, first, last, seed) if self.shares_codes and own is not None else shared,
                 cache=None if caches is None else caches[number],
                 cross_cache=None if cross_caches is None else cross_caches[number],
@@ -595,9 +606,12 @@ class Encoder(Stack):
         lengths: Int[Tensor, " batch"] | None = None,
         key_mask: Bool[Tensor, "batch time"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Encodes x; masks are those of `lagwise.attention`."""
-        return self._run(x, cu_seqlens=cu_seqlens, caches=None, cross_caches=None, lengths=lengths, key_mask=key_mask)
+        return self._run(
+            x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, caches=None, cross_caches=None, lengths=lengths, key_mask=key_mask
+        )
 
 
 class Decoder(Stack):
@@ -665,12 +679,13 @@ class Decoder(Stack):
         lengths: Int[Tensor, " batch"] | None = None,
         key_mask: Bool[Tensor, "batch keys"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
         context_lengths: Int[Tensor, " batch"] | None = None,
         context_mask: Bool[Tensor, "batch keys"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Decodes x, which follows what is in the cache; masks are those of `lagwise.attention`, the cached keys included."""
         return self._run(
-            x, context=context, cu_seqlens=cu_seqlens,
+            x, context=context, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
             caches=None if cache is None else cache.self_attention,
             cross_caches=cache.cross_attention if cache is not None and self.cross else None,
             lengths=lengths, key_mask=key_mask, context_lengths=context_lengths, context_mask=context_mask,

@@ -296,6 +296,18 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     "lengths list": (tensors(lengths=[1, 2]), "lengths must be a tensor of shape (2,), but is [1, 2]"),
     "key_mask list": (tensors(key_mask=[[True]]), "key_mask must be a tensor of shape (2, 6), but is [[True]]"),
     "ends list": (tensors(1, cu_seqlens=[0, 6]), "cu_seqlens must be a tensor of integers, [sequences + 1], but is [0, 6]"),
+    "longest without ends": (
+        tensors(max_seqlen=3),
+        "max_seqlen is the length of the longest packed sequence, but cu_seqlens is missing: leave it out",
+    ),
+    "longest of zero": (
+        tensors(1, cu_seqlens=torch.tensor([0, 6]), max_seqlen=0),
+        "max_seqlen must be a whole number of at least 1, but is 0",
+    ),
+    "longest too short": (
+        tensors(1, cu_seqlens=torch.tensor([0, 4, 6]), max_seqlen=3),
+        "cu_seqlens must have no sequence longer than max_seqlen=3, but is [0, 4, 6]",
+    ),
     "seed number": (tensors(dropout=0.5, seed=7), "seed must be a tensor with one integer, torch.tensor(7), but is 7"),
     "seed of two": (
         tensors(dropout=0.5, seed=torch.tensor([7, 8])),

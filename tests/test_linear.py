@@ -265,6 +265,9 @@ def test_packed_sequences_are_separate_calls(name, causal):
         for start, end in ((0, 4), (4, 21), (21, 33)):
             alone = (x[:, :, start:end] for x in (q, k, v))
             assert_close(out[:, :, start:end], linear_attention(*alone, encoding, **options))
+        for longest in (17, 20, 99):
+            packed = linear_attention(q, k, v, encoding, cu_seqlens=torch.tensor(ends), max_seqlen=longest, **options)
+            assert_close(packed, out)
 
 
 def test_what_nobody_sees_has_no_gradient():

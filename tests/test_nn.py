@@ -452,6 +452,31 @@ def test_packing_changes_nothing(softmax_name, kind, dtype):
     out = model(x, cu_seqlens=torch.tensor(ends, dtype=dtype))
     alone = [model(x[:, start:stop]) for start, stop in pairwise(ends) if stop > start]
     assert_same(out, torch.cat(alone, dim=1))
+    assert_same(model(x, cu_seqlens=torch.tensor(ends, dtype=dtype), max_seqlen=TIME - 5), out)
+
+
+def test_tables_cover_the_longest_packed_sequence_alone():
+    class Spy(lagwise.XL):
+        def terms(self, first, last, **options):
+            asked.append((first, last))
+            return super().terms(first, last, **options)
+
+    asked: list[tuple[int, int]] = []
+    encodings = [Spy(heads=HEADS, head_dim=DIM // HEADS) for _ in range(2)]
+    for given in (encodings[0], encodings):
+        model = stack(Encoder, given)
+        model(tokens(batch=1), cu_seqlens=torch.tensor([0, 4, TIME]), max_seqlen=TIME - 4)
+    assert set(asked) == {(5 - TIME, TIME - 5)} and len(asked) == 3
+    q = torch.randn(1, HEADS, TIME, DIM // HEADS)
+    lagwise.attention(q, q, q, encodings[0], cu_seqlens=torch.tensor([0, 4, TIME]), max_seqlen=TIME - 4, causal=True)
+    assert asked[-1] == (5 - TIME, 0)
+
+
+def test_autocast_leaves_the_tables_of_layers_alone():
+    layer, seed = RelativeAttention(DIM, heads=HEADS, encoding="xl"), torch.tensor(3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        terms = layer.terms_of(layer.encoding, -3, 3, seed)
+    assert {table.values.dtype for table in terms.tables().values()} == {torch.float32}
 
 
 # Stacks that draw in training, each in its own way.
@@ -769,6 +794,7 @@ def test_padding_and_packing_change_nothing_in_linear_stacks(linear_name):
         x, ends = tokens(batch=1), [0, 1, 5, 5, TIME]
         alone = [model(x[:, start:stop]) for start, stop in pairwise(ends) if stop > start]
         assert_same(model(x, cu_seqlens=torch.tensor(ends)), torch.cat(alone, dim=1))
+        assert_same(model(x, cu_seqlens=torch.tensor(ends), max_seqlen=TIME), torch.cat(alone, dim=1))
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder])

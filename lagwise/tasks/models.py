@@ -143,7 +143,9 @@ class TokenModel(nn.Module):
         x, ends = self.embedding(batch["tokens"]), batch.get("cu_seqlens")
         if ends is None:
             return self.encoder(x)
-        return self.encoder(x.flatten(0, 1)[None], cu_seqlens=ends).view_as(x)
+        # No sequence goes on from one row to the next.
+        longest = x.shape[1] if len(x) > 1 else None
+        return self.encoder(x.flatten(0, 1)[None], cu_seqlens=ends, max_seqlen=longest).view_as(x)
 
     def scores(self, x: Float[Tensor, "*items dim"]) -> Float[Tensor, "*items symbols"]:
         """Returns the scores of all symbols."""
