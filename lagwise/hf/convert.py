@@ -30,7 +30,7 @@ from lagwise.feature_maps import FEATURE_MAPS, Favor, FeatureMap
 from lagwise.hf.bert import RelativeAttention, UnusedEmbedding, relative_class
 from lagwise.hf.masks import NAME
 from lagwise.hf.register import require_no_dropout
-from lagwise.nn import check_encoding, content_width, own_map
+from lagwise.nn.attention import check_encoding, content_width, own_map
 from lagwise.noise import Stream
 from lagwise.terms import Terms
 

@@ -1,0 +1,121 @@
+"""A transformer layer."""
+
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lagwise import noise
+from lagwise.encodings import Encoding
+from lagwise.nn.attention import RelativeAttention
+from lagwise.nn.caches import LayerCache
+from lagwise.noise import Stream
+from lagwise.terms import Terms
+
+ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class Layer(nn.Module):
+    """A transformer layer: self-attention, cross-attention if asked for, and a feed-forward network.
+
+    Args:
+        dim: Width of input and output.
+        heads: Number of query heads.
+        hidden: Width of the feed-forward network; `4 dim` unless given.
+        cross: Also attend to a context.
+        norm: "pre" normalises the input of each part, "post" the sum after it, as in the first transformers.
+        activation: "gelu" or "relu".
+        dropout: Probability of dropping a unit after each part and inside the feed-forward network, in training.
+        attention_dropout: Probability of dropping an attention weight, in training.
+        encoding: The layer's own encoding, if it has one.
+        causal: Let queries see no later token.
+        window: How many lags into the past and into the future a token may see; the context is seen as a whole.
+        content_dim: Of self-attention with given `terms`, see `RelativeAttention`.
+        options: More options of `RelativeAttention`.
+
+    >>> import torch
+    >>> Layer(64, heads=4)(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        hidden: int | None = None,
+        cross: bool = False,
+        norm: Literal["pre", "post"] = "pre",
+        activation: Literal["gelu", "relu"] = "gelu",
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        encoding: Encoding | str | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        content_dim: int | None = None,
+        **options,
+    ):
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise ValueError(f"norm must be 'pre' or 'post', but is {norm!r}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")
+        hidden = 4 * dim if hidden is None else hidden
+        self.norm = norm
+        self.attention = RelativeAttention(
+            dim, heads=heads, encoding=encoding, causal=causal, window=window, dropout=attention_dropout,
+            content_dim=content_dim, **options,
+        )  # fmt: skip
+        self.attention_norm = nn.LayerNorm(dim)
+        self.cross = RelativeAttention(dim, heads=heads, dropout=attention_dropout, **options) if cross else None
+        self.cross_norm = nn.LayerNorm(dim) if cross else None
+        self.feed = nn.Sequential(nn.Linear(dim, hidden), ACTIVATIONS[activation](), nn.Dropout(dropout), nn.Linear(hidden, dim))
+        self.feed_norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch time dim"],
+        context: Float[Tensor, "batch keys dim"] | None = None,
+        *,
+        terms: Terms | None = None,
+        cache: LayerCache | None = None,
+        cross_cache: LayerCache | None = None,
+        lengths: Int[Tensor, " batch"] | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        cu_seqlens: Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
+        context_lengths: Int[Tensor, " batch"] | None = None,
+        context_mask: Bool[Tensor, "batch keys"] | None = None,
+        seed: Int[Tensor, ""] | None = None,
+    ) -> Float[Tensor, "batch time dim"]:
+        """Applies the layer; the arguments are those of `RelativeAttention`, with masks of their own for the context."""
+        # Before anything is added to a cache.
+        if (self.cross is None) != (context is None):
+            raise ValueError(
+                "context must be given to a layer with cross-attention, and to no other, but "
+                + ("is missing" if context is None else "this layer has no cross-attention")
+            )
+        if seed is None:
+            seed = noise.draw_seed(self.training, x.device)
+
+        def attend(y: Tensor) -> Tensor:
+            return self.attention(
+                y, terms=terms, cache=cache, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
+                seed=seed,
+            )  # fmt: skip
+
+        x = self._part(x, self.attention_norm, attend)
+        if self.cross is not None and self.cross_norm is not None:
+            cross, across = self.cross, noise.bits(seed, Stream.LAYER)
+
+            def attend_context(y: Tensor) -> Tensor:
+                return cross(y, context, cache=cross_cache, lengths=context_lengths, key_mask=context_mask, seed=across)
+
+            x = self._part(x, self.cross_norm, attend_context)
+        return self._part(x, self.feed_norm, self.feed)
+
+    def _part(self, x: Tensor, norm: nn.LayerNorm, part) -> Tensor:
+        if self.norm == "pre":
+            return x + self.dropout(part(norm(x)))
+        return norm(x + self.dropout(part(x)))
