@@ -270,6 +270,26 @@ def test_packed_sequences_are_separate_calls(name, causal):
             assert_close(packed, out)
 
 
+@pytest.mark.parametrize("feature_map", ["relu", "favor"])
+def test_tables_as_wide_as_the_sequence_keep_no_pairs(feature_map):
+    """What the backward pass finds stored grows with the length, not with its square."""
+
+    def stored(time: int) -> int:
+        kept: dict[int, int] = {}
+
+        def pack(x):
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        q, k, v = (torch.randn(1, 2, time, 16, requires_grad=True) for _ in range(3))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            out = linear_attention(q, k, v, lagwise.make("kerple", heads=2), feature_map=feature_map, impl="chunked")
+        out.sum().backward()
+        return sum(kept.values())
+
+    assert stored(2048) < 2.2 * stored(1024)
+
+
 def test_what_nobody_sees_has_no_gradient():
     q, k, v = (x.requires_grad_() for x in tensors())
     for form in forms(False):

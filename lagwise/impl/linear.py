@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ CHUNK = 128
 
 # Features that `fft` transforms at once.
 FEATURE_BLOCK = 8
+
+# Near chunks whose pairs are kept for the backward pass; those of more are computed again there.
+KEPT_CHUNKS = 4
 
 
 class Keys(NamedTuple):
@@ -153,31 +157,45 @@ def chunked(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
     plain_q = q if call.plain_q is None else into_chunks(call.plain_q, size, chunks)
     chunked_keys = call.keys.into_chunks(size, max(chunks, math.ceil(keys / size)))
     near, far = parts(call, chunked_keys, chunks)
-    tops = [placed(part.logs.detach().amax(-1), part.here, chunks, -torch.inf) for part in near]
-    tops += [placed(part.logs.detach(), part.here, chunks, -torch.inf) for part in far]
-    top = finite(reduce(torch.maximum, tops))
-    numerators, denominators = [], []
-    for here, there, logs in near:
+    again = len(near) > KEPT_CHUNKS
+    known = [None if again else pair_logs(call, chunked_keys, part) for part in near]
+    with torch.no_grad():
+        logs = (pair_logs(call, chunked_keys, part) if own is None else own for part, own in zip(near, known, strict=True))
+        tops = (placed(own.amax(-1), part.here, chunks, -torch.inf) for part, own in zip(near, logs, strict=True))
+        others = (placed(part.logs, part.here, chunks, -torch.inf) for part in far)
+        top = finite(reduce(torch.maximum, chain(tops, others)))
+
+    def pairs(part: Near, logs: Tensor | None) -> tuple[Tensor, Tensor]:
+        here, there, _ = part
+        logs = pair_logs(call, chunked_keys, part) if logs is None else logs
         weight = torch.exp(logs - top[:, :, here, :, None])
         scores = weight * (q[:, :, here] @ chunked_keys.features[:, :, there].mT)
-        numerators.append(placed(scores @ chunked_keys.values[:, :, there], here, chunks))
+        numerator = placed(scores @ chunked_keys.values[:, :, there], here, chunks)
         if chunked_keys.plain is not None:
             scores = weight * (plain_q[:, :, here] @ chunked_keys.plain[:, :, there].mT)
-        denominators.append(placed(scores.sum(-1, keepdim=True), here, chunks))
-    for here, kv, mass, logs in far:
+        return numerator, placed(scores.sum(-1, keepdim=True), here, chunks)
+
+    def beyond(part: Far) -> tuple[Tensor, Tensor]:
+        here, kv, mass, logs = part
         weight = torch.exp(logs - top[:, :, here])[..., None]
-        numerators.append(placed(weight * (q[:, :, here] @ kv), here, chunks))
-        denominators.append(placed(weight * (plain_q[:, :, here] @ mass), here, chunks))
-    out = ratio(reduce(torch.add, numerators), reduce(torch.add, denominators))
-    return out.flatten(2, 3)[:, :, :queries]
+        found = (weight * (q[:, :, here] @ kv), weight * (plain_q[:, :, here] @ mass))
+        return placed(found[0], here, chunks), placed(found[1], here, chunks)
+
+    products = (
+        checkpoint(pairs, *each, use_reentrant=False, preserve_rng_state=False) if again else pairs(*each)
+        for each in zip(near, known, strict=True)
+    )
+    # One after the other, so that none stays.
+    numerator, denominator = reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), chain(products, map(beyond, far)))
+    return ratio(numerator, denominator).flatten(2, 3)[:, :, :queries]
 
 
 class Near(NamedTuple):
-    """The chunks `here` of queries and as many chunks of keys, `there`, with the logarithms of the weights of their pairs."""
+    """The chunks `here` of queries and as many chunks of keys, `there`, with the lags of their pairs."""
 
     here: slice
     there: slice
-    logs: Tensor  # [batch or 1, heads or 1, chunks, size, size]
+    lags: Tensor  # [size, size]
 
 
 class Far(NamedTuple):
@@ -200,9 +218,7 @@ def parts(call: Call, keys: Keys, chunks: int) -> tuple[list[Near], list[Far]]:
     for offset in range(-past, future + 1):
         here = slice(max(0, -offset), min(chunks, key_chunks - offset))
         there = slice(here.start + offset, here.stop + offset)
-        lags = offset * size + row - row[:, None]
-        logs = bias.at(lags)[:, None] + log_weight[:, :, there, None, :]
-        near.append(Near(here, there, logs.masked_fill(lags > 0, -torch.inf) if call.causal and offset == 0 else logs))
+        near.append(Near(here, there, offset * size + row - row[:, None]))
     # Sums count as one key at their position that is nearest to the queries.
     uniform, slopes = call.keys.log_weight is None and bias.slopes is None, bias.slopes or (None, None)
     if chunks > past + 1:
@@ -215,6 +231,13 @@ def parts(call: Call, keys: Keys, chunks: int) -> tuple[list[Near], list[Far]]:
         kv, mass, top = (x[:, :, there] for x in sums(keys, slopes[1], 1, uniform))
         far.append(Far(here, kv, mass, top[..., None] + bias.at((future + 1) * size - row)[:, None]))
     return near, far
+
+
+def pair_logs(call: Call, keys: Keys, part: Near) -> Float[Tensor, "batch heads chunks size size"]:
+    """Returns the logarithms of the weights of pairs, one batch or head for all where they do not differ."""
+    here, there, lags = part
+    logs = call.bias.at(lags)[:, None] + keys.weights()[:, :, there, None, :]
+    return logs.masked_fill(lags > 0, -torch.inf) if call.causal and here == there else logs
 
 
 def fft(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
