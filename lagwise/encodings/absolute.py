@@ -1,5 +1,7 @@
 """No encoding at all, and encodings of absolute positions."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -76,15 +78,17 @@ class Learned(Absolute):
             raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
         if positions.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"positions must be int64 or int32, but are {positions.dtype}")
-        largest = largest_position(positions)
-        if largest is not None and positions.min() < 0:
-            raise ValueError(f"positions must not be negative, but reach {int(positions.min())}")
-        if largest is not None and largest >= length:
-            raise ValueError(
-                f"positions reach {largest}, but the learned table ends at {length - 1}: make the encoding with "
-                f"length={largest + 1} or more, or use a relative encoding, which has no such limit"
-            )
+        check_positions(positions, 0, length - 1, self._refusal, wait=not self.training)
         return x + nn.functional.embedding(positions, self.weight)
+
+    def _refusal(self, position: int) -> str:
+        """Returns why a position is refused."""
+        if position < 0:
+            return f"positions must not be negative, but reach {position}"
+        return (
+            f"positions reach {position}, but the learned table ends at {len(self.weight) - 1}: make the encoding with "
+            f"length={position + 1} or more, or use a relative encoding, which has no such limit"
+        )
 
     def make_neutral(self) -> bool:
         nn.init.zeros_(self.weight)
@@ -96,11 +100,27 @@ def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -
     return base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
 
 
-def largest_position(positions: Tensor) -> int | None:
-    """Returns the largest absolute value of positions, or None while compiling, where values cannot be read."""
+def check_positions(positions: Tensor, first: int, last: int, words: Callable[[int], str], *, wait: bool) -> None:
+    """Raises for positions outside of a range, with words about one of them.
+
+    A GPU is not waited for in training, where it ends with an assertion instead. While compiling values cannot be read.
+
+    Args:
+        positions: The positions.
+        first: The first that is allowed.
+        last: The last one.
+        words: Tells why a position is refused.
+        wait: Whether a GPU is waited for.
+    """
     if torch.compiler.is_compiling() or positions.numel() == 0:
-        return None
-    return int(positions.abs().max())
+        return
+    low, high = positions.aminmax()
+    if positions.is_cuda and not wait:
+        torch.ops.aten._assert_async.msg((low >= first) & (high <= last), f"positions must be from {first} to {last}")
+        return
+    for found in (int(high), int(low)):
+        if not first <= found <= last:
+            raise ValueError(words(found))
 
 
 def require_even(name: str, size: int) -> int:

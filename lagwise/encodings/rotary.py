@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.encodings.absolute import inverse_frequencies, largest_position, require_even
+from lagwise.encodings.absolute import check_positions, inverse_frequencies, require_even
 from lagwise.encodings.base import Encoding
 from lagwise.impl.rotation import turn
 from lagwise.terms import FeatureTransform, Terms
@@ -96,13 +96,15 @@ class XPos(Encoding):
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=x.device)
         decay = torch.log((pairs + 0.4 * self.head_dim) / (1.4 * self.head_dim)) / self.unit
         # Half of the range is left to the numbers that are scaled.
-        limit = -math.log(torch.finfo(x.dtype).tiny) / 2 * self.unit / math.log(1.4 / 0.4)
-        largest = largest_position(positions)
-        if largest is not None and largest > limit:
-            raise ValueError(
-                f"positions reach {largest}, but beyond {int(limit)} the scales of xPos leave the range of {x.dtype}: "
+        limit = int(-math.log(torch.finfo(x.dtype).tiny) / 2 * self.unit / math.log(1.4 / 0.4))
+
+        def refusal(position: int) -> str:
+            return (
+                f"positions reach {position}, but beyond {limit} the scales of xPos leave the range of {x.dtype}: "
                 "use a shorter sequence, a larger unit, or Rotary"
             )
+
+        check_positions(positions, -limit, limit, refusal, wait=not self.training)
         scales = torch.exp(sign * per_head(positions)[..., None] * decay)
         return turn(x, *factors(positions, self.head_dim, self.base, x.dtype, scales), interleaved=True)
 
