@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from lagwise.cli import app
 from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.lm import BYTE_END, BYTE_MASK, BitsPerByte, LanguageModel, Perplexity, pieces_of, position_losses
+from lagwise.tasks.corpora import pieces_of
+from lagwise.tasks.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
 from lagwise.tasks.models import CausalModel, drawn, generate
+from lagwise.tasks.streams import BYTE_END, BYTE_MASK
 from lagwise.train.checkpoint import load_latest
 from lagwise.train.config import Config, with_fields
 from lagwise.train.loop import Session, Settings, make_config, train

@@ -28,7 +28,9 @@ from lagwise.tasks.midi import (
     time_pitch,
 )
 from lagwise.tasks.models import generate
-from lagwise.tasks.music import Groove, Piano, add_track, sample, sample_drums, sample_piano, store_pieces, stretches_of
+from lagwise.tasks.music import Groove, Piano, stretches_of
+from lagwise.tasks.music_files import store_pieces
+from lagwise.tasks.music_sample import add_track, sample, sample_drums, sample_piano
 from lagwise.train.config import Config, with_fields
 
 SILENT = "no synthesiser is installed"

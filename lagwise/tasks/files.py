@@ -1,7 +1,9 @@
-"""Files of data sets: plain or compressed tables, pictures, and downloads."""
+"""Files of data sets: plain or compressed tables, pictures, and downloads; also files that are written as a whole."""
 
 import gzip
 import lzma
+import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,3 +103,11 @@ def from_hub(name: str, split: str, config: str | None = None) -> Any:
     except ImportError as error:
         raise ValueError("the package datasets must be there for data='hub', but is not: pip install datasets") from error
     return load_dataset(name, *([] if config is None else [config]), split=split)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, also where several processes write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
+        part.write(text)
+    os.replace(part.name, path)

@@ -1,21 +1,11 @@
 """Language modelling: the next token of a text, or tokens that were hidden, over bytes, BPE or WordPiece."""
 
-import gzip
-import hashlib
-import json
-import lzma
 import math
-import os
-import re
-import tempfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -25,38 +15,31 @@ from torchmetrics import Metric
 from lagwise import noise
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.tasks.files import OPENERS, required_file
+from lagwise.tasks.corpora import HUB_NAME, read_splits
+from lagwise.tasks.files import write_whole
 from lagwise.tasks.listops import cache_folder, store
 from lagwise.tasks.models import CausalModel, MaskedModel, generate
+from lagwise.tasks.streams import (
+    TOKENIZER,
+    Alphabet,
+    Stream,
+    alphabet_of,
+    alphabet_of_bytes,
+    digest,
+    encoded,
+    load_tokenizer,
+    stream_of_bytes,
+    train_tokenizer,
+)
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BYTES = 256
-BYTE_END, BYTE_MASK = 0xFF, 0xFE
-"""Bytes that no UTF-8 text has, so that they can stand for the end of a document and for a hidden byte."""
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ENDS = ("[SEP]", "</s>", "<|endoftext|>", "<eos>")
-MASKS = ("[MASK]", "<mask>")
-
-TOKENIZER = "tokenizer.json"
-HUB_CONFIG = "wikitext-103-raw-v1"
-SOURCE = "give a folder with train.txt, validation.txt and test.txt, or with any .txt files"
-
-TITLE = re.compile(r"^ ?= [^=\n]+ = ?$", flags=re.MULTILINE)
-BLANK = re.compile(r"\n[ \t]*\n\s*")
-
 COPIES = 10
 """How many different masks each row of the training text has, as in BERT's own data."""
 
-VERSION = 2
-"""Changes whenever the same text and options give other tokens, so that stored ones of before are not used."""
-
 DEFAULT_VOCABULARY = 8192
-ENCODED = 256
-"""Documents that are encoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -103,27 +86,6 @@ class LanguageModelOptions:
                 raise ValueError(f"{name} must be a share between 0 and 1, but is {getattr(self, name)}")
 
 
-class Stream(NamedTuple):
-    """A text as tokens, with an end before each document."""
-
-    tokens: Int[Tensor, " tokens"]
-    sizes: Int[Tensor, " tokens"] | None
-    """How many bytes each token stands for; None: one, and none for an end."""
-
-
-class Alphabet(NamedTuple):
-    """What is to know of the tokens of a text."""
-
-    symbols: int
-    end: int
-    mask: int
-    special: Bool[Tensor, " symbols"]
-    begins_inside: Bool[Tensor, " symbols"]
-    """Whether a token can go on with the word of the one before it."""
-    ends_inside: Bool[Tensor, " symbols"]
-    """Whether the word of a token can go on."""
-
-
 class LanguageModel(Task):
     """Texts as tokens, causal or masked."""
 
@@ -135,7 +97,7 @@ class LanguageModel(Task):
         licence="that of the text; WikiText-103 of --data hub: CC BY-SA",
         published="none on a text that is here",
         files="train.txt, validation.txt and test.txt, or any .txt files, plain or as .xz or .gz; may hold a tokenizer.json",
-        hub="Salesforce/wikitext",
+        hub=HUB_NAME,
     )
     defaults: ClassVar[dict[str, Any]] = {
         "dim": 128, "layers": 2, "heads": 4, "batch": 16, "steps": 300, "warmup": 30, "rate": 2e-3,
@@ -460,242 +422,3 @@ def position_losses(model: nn.Module, examples: Rows, bins: int, *, batch: int =
         count.index_add_(0, where, torch.ones_like(losses))
     there = [number for number in range(bins) if count[number] > 0]
     return [Bin(number * width, float(nats[number] / count[number]), int(count[number])) for number in there]
-
-
-def alphabet_of_bytes() -> Alphabet:
-    """Returns what is to know of bytes; letters, digits and bytes of longer characters make words."""
-    special = torch.zeros(BYTES, dtype=torch.bool)
-    special[[BYTE_END, BYTE_MASK]] = True
-    inside = torch.tensor([in_word(code) for code in range(BYTES)]) & ~special
-    return Alphabet(BYTES, BYTE_END, BYTE_MASK, special, inside, inside)
-
-
-def in_word(code: int) -> bool:
-    """Says whether a byte is part of a word."""
-    return code >= 0x80 or chr(code).isalnum()
-
-
-def alphabet_of(tokenizer: "Tokenizer") -> Alphabet:
-    """Returns what is to know of the tokens of a tokenizer."""
-    words = [tokenizer.id_to_token(code) or "" for code in range(tokenizer.get_vocab_size())]
-    special = torch.zeros(len(words), dtype=torch.bool)
-    special[[code for code, token in tokenizer.get_added_tokens_decoder().items() if token.special]] = True
-    if any(word.startswith("##") for word in words):
-        begins, ends = torch.tensor([word.startswith("##") for word in words]), ~special
-    else:
-        # Tokens of bytes are written with one letter for each byte; those of spaces and marks are no letters or these two.
-        begins = torch.tensor([bool(word) and word_letter(word[0]) for word in words]) & ~special
-        ends = torch.tensor([bool(word) and word_letter(word[-1]) for word in words]) & ~special
-    end, mask = (special_token(tokenizer, names) for names in (ENDS, MASKS))
-    return Alphabet(len(words), end, mask, special, begins, ends)
-
-
-def word_letter(letter: str) -> bool:
-    """Says whether a letter of a token of bytes stands for part of a word."""
-    return letter.isalnum() if letter.isascii() else letter not in "ĠĊĉč"
-
-
-def special_token(tokenizer: "Tokenizer", names: Sequence[str]) -> int:
-    """Returns the first of some special tokens that a tokenizer has."""
-    found = [code for name in names if (code := tokenizer.token_to_id(name)) is not None]
-    if not found:
-        raise ValueError(f"{TOKENIZER} must have one of the tokens {', '.join(names)}, but has none: add one and train it again")
-    return found[0]
-
-
-def train_tokenizer(kind: str, size: int, documents: Sequence[str]) -> "Tokenizer":
-    """Returns a tokenizer that is trained on a text: BPE over bytes, or WordPiece in lower case."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    if kind == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-        options: dict[str, Any] = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
-        trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
-        tokenizer.train_from_iterator(documents, trainer)
-    else:
-        vocabulary = piece_vocabulary(documents, size)
-        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
-        tokenizer.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
-
-
-def piece_vocabulary(texts: Sequence[str], size: int) -> dict[str, int]:
-    """Returns the pieces of WordPiece that is trained on texts in lower case, the same each time."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    draft: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
-    draft.normalizer, draft.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    words = {word for text in texts for word in draft.normalizer.normalize_str(text).split()}
-    # Left to itself the library numbers letters inside words in an order that differs from run to run, and with it ties.
-    inner = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
-    trainer: Any = trainers.WordPieceTrainer
-    draft.train_from_iterator(texts, trainer(vocab_size=size, special_tokens=[*SPECIAL, *inner], show_progress=False))
-    return draft.get_vocab()
-
-
-def load_tokenizer(path: Path) -> "Tokenizer":
-    """Reads a tokenizer."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    # The library raises nothing more special.
-    except Exception as error:
-        raise ValueError(f"{path} must be a tokenizer of the tokenizers library, but cannot be read: {error}") from error
-
-
-def stream_of_bytes(documents: Sequence[str], packed: bool) -> Stream:
-    """Returns texts as bytes, with an end before each, or before the first alone where they are not packed.
-
-    >>> stream_of_bytes(["a", "b"], packed=True).tokens.tolist()
-    [255, 97, 255, 98, 255]
-    """
-    mark = bytes([BYTE_END])
-    joined = (mark if packed else b"").join(document.encode() for document in documents)
-    return Stream(torch.frombuffer(bytearray(mark + joined + mark), dtype=torch.uint8), None)
-
-
-def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: bool) -> tuple[Tensor, Tensor]:
-    """Returns the tokens of texts as `stream_of_bytes` does, and the bytes of each, which add up to those of the texts."""
-    tokens, sizes = [np.array([end])], [np.array([0])]
-    for start in range(0, len(documents), ENCODED):
-        some = documents[start : start + ENCODED]
-        for text, found in zip(some, tokenizer.encode_batch(some, add_special_tokens=False), strict=True):
-            own, left = bytes_of_tokens(text, np.array([last for _, last in found.offsets], dtype=np.int64))
-            tokens.append(np.array(found.ids, dtype=np.int64))
-            sizes.append(own)
-            if packed:
-                tokens.append(np.array([end]))
-                sizes.append(np.array([left]))
-            else:
-                sizes[-1][-1:] += left
-    if not packed:
-        tokens.append(np.array([end]))
-        sizes.append(np.array([0]))
-    return torch.from_numpy(np.concatenate(tokens).astype(np.int32)), torch.from_numpy(np.concatenate(sizes).astype(np.int32))
-
-
-def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns how many bytes lie between the end of each token and that of the one before, and how many after the last.
-
-    >>> bytes_of_tokens("é  x ", np.array([1, 4]))
-    (array([2, 3]), 1)
-    """
-    raw = np.frombuffer(text.encode(), dtype=np.uint8)
-    # Each character but those bytes that go on with one begins a place.
-    places = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))
-    reached = np.maximum.accumulate(places[ends]) if len(ends) else ends
-    return np.diff(reached, prepend=0), len(raw) - (int(reached[-1]) if len(reached) else 0)
-
-
-def read_splits(data: Path | str | None, options: LanguageModelOptions) -> dict[Split, list[str]]:
-    """Returns the documents of all splits: those of their own files, or shares of one text."""
-    if data is None:
-        return shared_out(pieces_of(sample(), options.packed), options)
-    if data == HUB:
-        return {split: pieces_of(from_wikitext(split), options.packed) for split in SPLITS}
-    paths = sorted(path for ending in OPENERS for path in Path(data).glob(f"*.txt{ending}"))
-    if any(path.name.split(".")[0] == "train" for path in paths):
-        return {split: pieces_of(text_of(required_file(data, f"{split}.txt", SOURCE)), options.packed) for split in SPLITS}
-    if not paths:
-        raise ValueError(f"data must be a folder with .txt files, plain or as .xz or .gz, but {data} has none: {SOURCE}")
-    return shared_out([piece for path in paths for piece in pieces_of(text_of(path), options.packed)], options)
-
-
-def from_wikitext(split: Split) -> str:
-    """Returns a split of WikiText-103 from the Hugging Face Hub."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError("the package datasets must be there for data='hub', but is not: pip install datasets") from error
-    return "".join(load_dataset(LanguageModel.facts.hub, HUB_CONFIG, split=split)["text"])
-
-
-def text_of(path: Path) -> str:
-    """Returns the text of a file, plain or compressed; bytes that are no UTF-8 raise."""
-    try:
-        with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
-            raw: bytes = opened.read()
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
-    try:
-        return raw.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{path}, line {line}: byte 0x{raw[error.start]:02x} is no UTF-8, but expected is UTF-8 text") from None
-
-
-def pieces_of(text: str, packed: bool) -> list[str]:
-    """Returns the documents of a text; unpacked ones keep what separates them, so that they make the whole text again.
-
-    Where there are titles they begin the documents, otherwise blank lines end them.
-
-    >>> pieces_of("a\\n\\nb", packed=True), pieces_of("a\\n\\nb", packed=False)
-    (['a', 'b'], ['a\\n\\n', 'b'])
-    """
-    cuts = [found.start() for found in TITLE.finditer(text)] or [found.end() for found in BLANK.finditer(text)]
-    bounds = [0, *cuts, len(text)]
-    found = [text[start:stop] for start, stop in pairwise(bounds)]
-    return [piece for piece in (each.strip("\n") if packed else each for each in found) if piece]
-
-
-def shared_out(documents: Sequence[str], options: LanguageModelOptions) -> dict[Split, list[str]]:
-    """Returns the last documents for validation and test, by their share of the text, and the others for training."""
-    ends = np.cumsum([len(document) for document in documents])
-    total = ends[-1] if len(ends) else 0
-    first, second = (int(np.searchsorted(ends, total * share, side="right")) for share in (
-        1.0 - options.validation - options.test, 1.0 - options.test
-    ))  # fmt: skip
-    found: dict[Split, list[str]] = {
-        "train": list(documents[:first]), "validation": list(documents[first:second]), "test": list(documents[second:])
-    }  # fmt: skip
-    for split, own in found.items():
-        if not own:
-            raise ValueError(
-                f"the text must have documents for all splits, but {len(documents)} leave none for {split}: separate them by "
-                "blank lines or titles, or choose other shares"
-            )
-    return found
-
-
-def digest(*parts: Any) -> str:
-    """Returns digits that tell texts and options apart."""
-    found = hashlib.sha256(json.dumps(VERSION).encode())
-    for part in parts:
-        own = part.encode() if isinstance(part, str) else json.dumps(part).encode()
-        found.update(len(own).to_bytes(8, "little") + own)
-    return found.hexdigest()[:16]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all, also where several processes write it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
-        part.write(text)
-    os.replace(part.name, path)
-
-
-PEOPLE = ("The baker", "A ferryman", "My neighbour", "The clockmaker", "An old gardener", "The night porter", "A tall girl")
-DEEDS = ("carried", "mended", "forgot", "painted", "sold", "hid", "found", "weighed")
-THINGS = ("a copper kettle", "the blue ladder", "two wet umbrellas", "a sack of flour", "the broken lamp", "a map of the hills")
-PLACES = ("behind the mill", "on the long bridge", "at the station", "under the stairs", "beside the river", "in the market")
-SAMPLE_DOCUMENTS = 240
-
-
-def sample() -> str:
-    """Returns made-up documents of a few sentences, with blank lines between."""
-    draws = torch.Generator().manual_seed(0)
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=draws))]
-
-    def sentences() -> Iterator[str]:
-        for _ in range(int(torch.randint(2, 7, (), generator=draws))):
-            yield f"{one_of(PEOPLE)} {one_of(DEEDS)} {one_of(THINGS)} {one_of(PLACES)}."
-
-    return "\n\n".join(" ".join(sentences()) for _ in range(SAMPLE_DOCUMENTS))

@@ -1,19 +1,15 @@
 """Music as tokens: pop piano and drum grooves, of which models tell the next token and go on from a prompt."""
 
-import csv
-import io
 import json
 import re
 import warnings
-import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -22,8 +18,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lagwise.encodings.base import require_sizes
-from lagwise.tasks.base import SPLITS, Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.tasks.files import fixed_order
+from lagwise.tasks.base import Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.tasks.lm import Perplexity, Rows, position_losses, token_losses
 from lagwise.tasks.midi import (
     Grammar,
@@ -42,6 +37,8 @@ from lagwise.tasks.midi import (
     write_audio,
 )
 from lagwise.tasks.models import CausalModel, generate
+from lagwise.tasks.music_files import TABLE, Piece, listed, midi_files, shares, stored_in
+from lagwise.tasks.music_sample import sample, sample_band, sample_drums, sample_piano
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
@@ -52,12 +49,6 @@ BIN = 128
 
 PROMPT = re.compile(r"(train|validation|test):(\d+)(?::(\d+))?")
 PROMPT_BARS = 2
-
-ARRAYS: dict[Split, str] = {"train": "train", "validation": "val", "test": "test"}
-"""What the file of stored pieces calls the splits."""
-
-FOLDERS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
-"""Names of folders that say which split their files belong to."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +85,6 @@ class GrooveOptions(MusicOptions):
         super().__post_init__()
         if self.transpose and not self.accompaniment:
             raise ValueError(f"transpose must be 0 for drums, which have no pitch, but is {self.transpose}")
-
-
-class Piece(NamedTuple):
-    """A piece of music as tokens, with its end."""
-
-    name: str
-    tokens: Int[np.ndarray, " tokens"]
 
 
 class Pieces(Examples):
@@ -375,12 +359,6 @@ LAPTOP = {
 }  # fmt: skip
 
 
-def stored_in(data: Path | str | None) -> tuple[list[str], dict[Split, list[Piece]]] | None:
-    """Returns the words of stored tokens and the pieces of each split, or None where the data has MIDI files."""
-    path = None if data is None else stored_file(Path(data))
-    return None if path is None else read_stored(path)
-
-
 class Piano(Music):
     """Pop piano, as stored tokens or MIDI files."""
 
@@ -510,200 +488,3 @@ class Groove(Music):
             return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
         names = listed(files, table, split, fills=self.options.fills)
         return [self.piece(name, read_midi(files[name](), name)) for name in names]
-
-
-TABLE = "info.csv"
-COLUMNS = ("midi_filename", "split", "beat_type")
-
-Reader = Callable[[], bytes]
-
-
-def midi_files(folder: Path) -> dict[str, Reader]:
-    """Returns how each MIDI file and table of a folder, or of the one .zip file in it, is read, by name in the order of names."""
-    endings = (".mid", ".midi")
-
-    def wanted(name: str) -> bool:
-        return name.lower().endswith(endings) or name.rsplit("/", 1)[-1] == TABLE
-
-    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    found: dict[str, Reader] = {name: path.read_bytes for name, path in paths.items() if wanted(name)}
-    zips = [path for name, path in paths.items() if name.endswith(".zip")]
-    if not any(name.lower().endswith(endings) for name in found) and len(zips) == 1:
-        try:
-            with zipfile.ZipFile(zips[0]) as archive:
-                content = {name: archive.read(name) for name in sorted(archive.namelist()) if wanted(name)}
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{zips[0]} must be a zip file, but cannot be read: {error}") from error
-        found = {name: (lambda own=own: own) for name, own in content.items()}
-    if not any(name.lower().endswith(endings) for name in found):
-        raise ValueError(f"data must be a folder with .mid files or with one .zip of them, but {folder} has none")
-    return found
-
-
-def shares(files: dict[str, Reader]) -> dict[Split, list[str]]:
-    """Returns the files of each split: by the folders that are named after them, or 80, 10 and 10 % in one fixed order."""
-    names = [name for name in files if name.rsplit("/", 1)[-1] != TABLE]
-    found: dict[Split, list[str]] = {split: [] for split in SPLITS}
-    named = {name: [FOLDERS[part] for part in name.split("/")[:-1] if part in FOLDERS] for name in names}
-    if all(named.values()):
-        for name, splits in named.items():
-            found[cast(Split, splits[0])].append(name)
-        return found
-    mixed = [names[place] for place in fixed_order(len(names))]
-    tenth = max(1, len(names) // 10)
-    return {"train": mixed[2 * tenth :], "validation": mixed[:tenth], "test": mixed[tenth : 2 * tenth]}
-
-
-def listed(files: dict[str, Reader], table: str, split: Split, *, fills: bool) -> list[str]:
-    """Returns the files that the table of the Groove MIDI Dataset gives to a split."""
-    rows = csv.DictReader(io.StringIO(files[table]().decode("utf-8", errors="replace"), newline=""))
-    missing = [column for column in COLUMNS if column not in (rows.fieldnames or [])]
-    if missing:
-        raise ValueError(f"{table}, line 1: has no column {missing[0]}, but expected are {', '.join(COLUMNS)} and others")
-    base = table.removesuffix(TABLE)
-    found = []
-    for row in rows:
-        place = f"{table}, line {rows.line_num}"
-        if row["split"] not in SPLITS:
-            raise ValueError(f"{place}: the split is {row['split']!r}, but expected is one of {', '.join(SPLITS)}")
-        name = f"{base}{row['midi_filename']}"
-        if name not in files:
-            raise ValueError(f"{place}: names {row['midi_filename']}, which is missing, but expected is a .mid file")
-        if row["split"] == split and (fills or row["beat_type"] != "fill"):
-            found.append(name)
-    return found
-
-
-def stored_file(folder: Path) -> Path | None:
-    """Returns the one file of stored pieces in a folder, or None."""
-    found = sorted(folder.glob("*.npz"))
-    if len(found) > 1:
-        raise ValueError(f"data must be a folder with one .npz file, but {folder} has {len(found)}")
-    return found[0] if found else None
-
-
-def read_stored(path: Path) -> tuple[list[str], dict[Split, list[Piece]]]:
-    """Returns the words of stored pieces, and the pieces of each split."""
-    wanted = ("tokens", "offsets", "split", "vocab")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            missing = [name for name in wanted if name not in arrays.files]
-            if missing:
-                raise ValueError(f"{path} must have the arrays {', '.join(wanted)}, but has no {', '.join(missing)}")
-            tokens, offsets, split, vocabulary = (arrays[name] for name in wanted)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} must be a file of arrays, but cannot be read: {error}") from error
-    words = [str(word) for word in vocabulary]
-    lost = [word for word in ("Bar_None", "EOS_None") if word not in words]
-    if lost:
-        raise ValueError(f"{path} must have the words Bar_None and EOS_None, but has no {lost[0]}")
-    if len(offsets) != len(split) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 2).any():
-        raise ValueError(
-            f"{path} must have rising offsets from 0 to the {len(tokens)} tokens, one more than the {len(split)} pieces, but has "
-            f"{len(offsets)}, or a piece of less than two tokens"
-        )
-    if len(tokens) and int(tokens.max()) >= len(words):
-        raise ValueError(f"{path} must have tokens below its {len(words)} words, but has {int(tokens.max())}")
-    strange = set(split.tolist()) - set(ARRAYS.values())
-    if strange:
-        raise ValueError(f"{path} must have splits of {', '.join(ARRAYS.values())}, but has {', '.join(sorted(strange))}")
-    found = [Piece(f"{path.name}:{number}", tokens[start:stop]) for number, (start, stop) in enumerate(pairwise(offsets))]
-    return words, {name: [found[n] for n in np.flatnonzero(split == own)] for name, own in ARRAYS.items()}
-
-
-def store_pieces(task: Groove, path: Path) -> None:
-    """Writes the tokens of all pieces of a task to a file, from which it reads them without MIDI files and miditok."""
-    pieces = [(ARRAYS[split], piece.tokens) for split in SPLITS for piece in task.pieces(split)]
-    splits, tokens = zip(*pieces, strict=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path, tokens=np.concatenate(tokens).astype(np.uint16), offsets=np.cumsum([0, *map(len, tokens)]), split=np.array(splits),
-        vocab=np.array(task.notation.words),
-    )  # fmt: skip
-
-
-SAMPLE_SIZES: dict[Split, int] = {"train": 24, "validation": 4, "test": 4}
-SAMPLE_BARS = 16
-BEAT = 480
-SCALE = (0, 2, 4, 5, 7, 9, 11)
-PROGRESSIONS = ((0, 4, 5, 3), (0, 5, 3, 4), (5, 3, 0, 4), (0, 3, 1, 4))
-"""Degrees of a scale that chords stand on, one for each bar."""
-
-KICK, SNARE, HAT, CRASH = 36, 38, 42, 49
-KICKS = ((0, 8), (0, 6, 8), (0, 3, 8, 11), (0, 8, 10))
-"""Sixteenths of a bar at which the bass drum is played."""
-
-
-def sample(split: Split, make: Callable[["Score", torch.Generator], None]) -> list["Score"]:
-    """Returns made-up pieces of a split: always the same, and no two splits have one in common."""
-    symusic = music_package("symusic")
-    draws = torch.Generator().manual_seed(SPLITS.index(split))
-    found = []
-    for _ in range(SAMPLE_SIZES[split]):
-        score = symusic.Score(BEAT)
-        score.time_signatures.append(symusic.TimeSignature(0, 4, 4))
-        score.tempos.append(symusic.Tempo(0, float(80 + 10 * drawn(7, draws))))
-        make(score, draws)
-        found.append(score)
-    return found
-
-
-def drawn(count: int, draws: torch.Generator) -> int:
-    """Returns a number from 0 to before `count`."""
-    return int(torch.randint(count, (), generator=draws))
-
-
-def pitch_on(key: int, degree: int) -> int:
-    """Returns the pitch of a degree of a major scale, which goes on over octaves.
-
-    >>> [pitch_on(60, degree) for degree in (0, 2, 7)]
-    [60, 64, 72]
-    """
-    return key + 12 * (degree // len(SCALE)) + SCALE[degree % len(SCALE)]
-
-
-def add_track(score: "Score", notes: Sequence[tuple[float, float, int, int]], *, program: int = 0, drums: bool = False) -> None:
-    """Adds a track of notes: onset and duration in beats, pitch and velocity."""
-    symusic = music_package("symusic")
-    track = symusic.Track("drums" if drums else "", program, drums)
-    for onset, duration, pitch, velocity in sorted(notes):
-        track.notes.append(symusic.Note(round(onset * BEAT), round(duration * BEAT), pitch, velocity))
-    score.tracks.append(track)
-
-
-def sample_piano(score: "Score", draws: torch.Generator) -> None:
-    """Adds chords in the left hand and arpeggios or scales in the right, over one of some progressions in any key."""
-    key, chords, pattern = 48 + drawn(12, draws), PROGRESSIONS[drawn(len(PROGRESSIONS), draws)], drawn(3, draws)
-    notes = []
-    for bar in range(SAMPLE_BARS):
-        degree = chords[bar % len(chords)]
-        notes += [(4.0 * bar, 4.0, pitch_on(key, degree + third), 60) for third in (0, 2, 4)]
-        first = 7 + degree + 2 * drawn(2, draws)
-        steps = ((0, 2, 4, 7, 4, 2, 4, 2), (0, 1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1, 0))[pattern]
-        notes += [(4.0 * bar + 0.5 * number, 0.5, pitch_on(key, first + step), 80) for number, step in enumerate(steps)]
-    add_track(score, notes)
-
-
-def sample_drums(score: "Score", draws: torch.Generator) -> None:
-    """Adds bass drum, snare drum, also softly between the beats, and cymbals, with a fill in every fourth bar."""
-    kicks, hats = KICKS[drawn(len(KICKS), draws)], 2 + 2 * drawn(2, draws)
-    soft = [2 * drawn(8, draws) + 1 for _ in range(3)]
-    notes = [(0.0, 0.25, CRASH, 100)]
-    for bar in range(SAMPLE_BARS):
-        hits = [(place, KICK, 100) for place in kicks] + [(place, HAT, 70) for place in range(0, 16, hats)]
-        fill = range(12, 16) if bar % 4 == 3 else (12,)
-        hits += [(place, SNARE, 90) for place in (4, *fill)]
-        hits += [(place, SNARE, 40) for place in sorted({*soft} - {*fill})]
-        notes += [(4.0 * bar + place / 4, 0.25, pitch, velocity) for place, pitch, velocity in hits]
-    add_track(score, notes, drums=True)
-
-
-def sample_band(score: "Score", draws: torch.Generator) -> None:
-    """Adds drums, a bass and chords on another instrument."""
-    sample_drums(score, draws)
-    key, chords = 36 + drawn(12, draws), PROGRESSIONS[drawn(len(PROGRESSIONS), draws)]
-    degrees = [chords[bar % len(chords)] for bar in range(SAMPLE_BARS)]
-    bass = [(4.0 * bar + beat, 1.0, pitch_on(key, degree), 90) for bar, degree in enumerate(degrees) for beat in range(4)]
-    add_track(score, bass, program=33)
-    harmony = [(4.0 * bar, 4.0, pitch_on(key + 12, each + third), 70) for bar, each in enumerate(degrees) for third in (0, 2, 4)]
-    add_track(score, harmony, program=48)

@@ -19,7 +19,9 @@ from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, filled, fixed_order, from_hub, required_file, rows
-from lagwise.tasks.glue import FIRST_STD, SHARE, Sst2, columns_of, first_line, part_file, sample_texts
+from lagwise.tasks.glue import FIRST_STD, SHARE, Sst2
+from lagwise.tasks.glue_files import columns_of, first_line, part_file
+from lagwise.tasks.glue_sample import sample_texts
 from lagwise.tasks.models import encoder_of, pool, stack_options
 from lagwise.tasks.text import Text, read
 from lagwise.tasks.words import PADDING, SPECIAL, Vocabulary, frequent_words, read_vectors

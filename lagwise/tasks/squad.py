@@ -19,11 +19,12 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
-from lagwise.tasks.lm import TOKENIZER, write_whole
+from lagwise.tasks.files import write_whole
 from lagwise.tasks.models import encoder_of, sides_of
 from lagwise.tasks.pretrained import Pretrained
 from lagwise.tasks.qanet import Averaged, QANet
 from lagwise.tasks.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
+from lagwise.tasks.streams import TOKENIZER
 from lagwise.tasks.wordpiece import WORDS, Frame, loaded_tokenizer, piece_names, tokenizer_files, trained_tokenizer
 from lagwise.train.config import Config
 

@@ -18,22 +18,14 @@ import lagwise
 from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
-from lagwise.tasks.files import from_hub, required_file
+from lagwise.tasks.corpora import text_of
+from lagwise.tasks.files import from_hub, required_file, write_whole
 from lagwise.tasks.listops import cache_folder, store
-from lagwise.tasks.lm import (
-    ENDS,
-    TOKENIZER,
-    Perplexity,
-    digest,
-    load_tokenizer,
-    special_token,
-    text_of,
-    train_tokenizer,
-    write_whole,
-)
+from lagwise.tasks.lm import Perplexity
 from lagwise.tasks.lra import largest_rate
 from lagwise.tasks.models import TokenModel, decoder_of, encoder_of, stack_options, with_features
 from lagwise.tasks.sentences import first_layer_encoder
+from lagwise.tasks.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
