@@ -13,7 +13,8 @@ from lagwise import make
 from lagwise.encodings import ENCODINGS
 from lagwise.tasks.artificial import SYMBOLS, Adding, Process50, Reber, Within, automaton, chances, reber_strings
 from lagwise.tasks.base import SPLITS
-from lagwise.tasks.listops import FILES, WORDS, Grammar, ListOps, accepted, cache_folder, written
+from lagwise.tasks.files import cache_folder
+from lagwise.tasks.listops import FILES, WORDS, Grammar, ListOps, accepted, written
 from lagwise.train.config import FIELDS, Config, with_fields
 
 TASKS = {"process-50": Process50, "reber": Reber, "adding": Adding, "listops": ListOps}

@@ -1,4 +1,4 @@
-"""The interface of a task: its data, the model's head, a loss and a metric. Each task is one file."""
+"""The interface of a task: its data, the model's head, a loss and a metric. `lagwise.tasks` names them all."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lagwise.tasks.base import HUB, SPLITS, Split
-from lagwise.tasks.files import OPENERS, required_file
+from lagwise.tasks.files import OPENERS, from_hub, opened, required_file
 
 if TYPE_CHECKING:
     from lagwise.tasks.lm import LanguageModelOptions
@@ -42,18 +42,14 @@ def read_splits(data: Path | str | None, options: "LanguageModelOptions") -> dic
 
 def from_wikitext(split: Split) -> str:
     """Returns a split of WikiText-103 from the Hugging Face Hub."""
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ValueError("the package datasets must be there for data='hub', but is not: pip install datasets") from error
-    return "".join(load_dataset(HUB_NAME, HUB_CONFIG, split=split)["text"])
+    return "".join(from_hub(HUB_NAME, split, HUB_CONFIG)["text"])
 
 
 def text_of(path: Path) -> str:
     """Returns the text of a file, plain or compressed; bytes that are no UTF-8 raise."""
     try:
-        with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
-            raw: bytes = opened.read()
+        with opened(path) as file:
+            raw = file.read()
     except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
     try:

@@ -1,8 +1,9 @@
-"""Files of data sets: plain or compressed tables, pictures, and downloads; also files that are written as a whole."""
+"""Files of data sets: plain or compressed tables, pictures, and downloads; and files of our own, in the cache."""
 
 import gzip
 import lzma
 import os
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,15 +32,19 @@ def required_file(folder: Path | str, name: str, source: str) -> Path:
     return found
 
 
+def opened(path: Path) -> BinaryIO:
+    """Opens a file to read its bytes, plain or compressed, as its name says."""
+    return OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb")
+
+
 def rows(path: Path, *columns: str, broken: list[str] | None = None) -> Iterator[tuple[str, list[bytes]]]:
     """Yields the lines of a table with tabs, each with the words that name its place; a wrong number of columns raises.
 
     With a list `broken`, such a line is left out, and what is wrong with it is put there.
     """
-    opened: BinaryIO
-    with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
+    with opened(path) as file:
         try:
-            for number, line in enumerate(opened, 1):
+            for number, line in enumerate(file, 1):
                 fields = line.rstrip(b"\r\n").split(b"\t")
                 place = f"{path}, line {number}"
                 if len(fields) == len(columns):
@@ -84,8 +89,8 @@ def picture(path: Path, mode: str) -> UInt8[Tensor, "rows columns *channels"]:
     except ImportError as error:
         raise ValueError(f"the package Pillow must be there to read {path.name}, but is not: pip install pillow") from error
     try:
-        with Image.open(path) as opened:
-            return pixels_of(opened.convert(mode))
+        with Image.open(path) as picture:
+            return pixels_of(picture.convert(mode))
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{path} must be a picture, but cannot be read: {error}") from error
 
@@ -110,4 +115,22 @@ def write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
         part.write(text)
+    os.replace(part.name, path)
+
+
+def cache_folder() -> Path:
+    """Returns where made data is stored: LAGWISE_CACHE, or a folder in the user's place for such files."""
+    if own := os.environ.get("LAGWISE_CACHE"):
+        return Path(own)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lagwise"
+    given = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "lagwise"
+
+
+def store(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes tensors to a file that is there as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
+        torch.save(tensors, part)
     os.replace(part.name, path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lagwise.tasks.files import OPENERS, file_of, from_hub, required_file, rows
+from lagwise.tasks.files import file_of, from_hub, opened, required_file, rows
 
 HUB_NAME = "nyu-mll/glue"
 SOURCE = "get the tasks from https://gluebenchmark.com/tasks and give the folder that has a folder for each of them"
@@ -108,9 +108,9 @@ def columns_of(
 
 def first_line(path: Path) -> list[str]:
     """Returns the names of the columns of a table."""
-    with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
+    with opened(path) as file:
         # One of the official files begins with a mark of its byte order.
-        line: bytes = opened.readline().removeprefix(b"\xef\xbb\xbf")
+        line = file.readline().removeprefix(b"\xef\xbb\xbf")
     return [decoded(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]
 
 

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,7 @@ from torch import Tensor, nn
 from lagwise import noise
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
-from lagwise.tasks.files import required_file, rows
+from lagwise.tasks.files import cache_folder, required_file, rows, store
 from lagwise.tasks.lra import largest_rate, presets
 from lagwise.tasks.models import Classifier
 from lagwise.train.config import Config
@@ -204,24 +201,6 @@ class Generated(Examples):
         roots = accepted(noise.bits(stream, torch.arange(number * BLOCK, (number + 1) * BLOCK)), self.grammar)
         tokens, ends, label = written(roots, self.grammar)
         return {"tokens": tokens, "ends": ends, "label": label}
-
-
-def cache_folder() -> Path:
-    """Returns where made data is stored: LAGWISE_CACHE, or a folder in the user's place for such files."""
-    if own := os.environ.get("LAGWISE_CACHE"):
-        return Path(own)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lagwise"
-    given = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "lagwise"
-
-
-def store(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes tensors to a file that is there as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-        torch.save(tensors, part)
-    os.replace(part.name, path)
 
 
 class Level(NamedTuple):

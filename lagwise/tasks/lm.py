@@ -16,8 +16,7 @@ from lagwise import noise
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.tasks.corpora import HUB_NAME, read_splits
-from lagwise.tasks.files import write_whole
-from lagwise.tasks.listops import cache_folder, store
+from lagwise.tasks.files import cache_folder, store, write_whole
 from lagwise.tasks.models import CausalModel, MaskedModel, generate
 from lagwise.tasks.streams import (
     TOKENIZER,

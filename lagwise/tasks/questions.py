@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from lagwise.tasks.base import HUB
-from lagwise.tasks.files import OPENERS, from_hub, required_file
+from lagwise.tasks.files import from_hub, opened, required_file
 
 ON_THE_HUB = "rajpurkar/squad"
 
@@ -61,8 +61,8 @@ def read(data: Path | str, name: str) -> list[Article]:
 def json_of(path: Path) -> Any:
     """Returns the content of a JSON file, plain or compressed."""
     try:
-        with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
-            return json.loads(opened.read())
+        with opened(path) as file:
+            return json.loads(file.read())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}, but expected is a JSON file of SQuAD 1.1") from error
     except UnicodeDecodeError as error:

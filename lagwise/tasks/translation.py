@@ -19,8 +19,7 @@ from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.corpora import text_of
-from lagwise.tasks.files import from_hub, required_file, write_whole
-from lagwise.tasks.listops import cache_folder, store
+from lagwise.tasks.files import cache_folder, from_hub, required_file, store, write_whole
 from lagwise.tasks.lm import Perplexity
 from lagwise.tasks.lra import largest_rate
 from lagwise.tasks.models import TokenModel, decoder_of, encoder_of, stack_options, with_features

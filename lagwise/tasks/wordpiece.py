@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lagwise.tasks.files import write_whole
-from lagwise.tasks.listops import cache_folder
+from lagwise.tasks.files import cache_folder, write_whole
 from lagwise.tasks.streams import SPECIAL, load_tokenizer, piece_vocabulary
 
 if TYPE_CHECKING:

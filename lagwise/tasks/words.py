@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lagwise.tasks.files import OPENERS
+from lagwise.tasks.files import opened
 
 PADDING, UNKNOWN = 0, 1
 """Two tokens before those of the words."""
@@ -60,8 +60,8 @@ def read_vectors(path: Path | str, wanted: Set[str]) -> tuple[list[str], Float[T
         raise ValueError(f"vectors must be a file with a word and its numbers in each line, but {path} is none")
     found: dict[str, list[float]] = {}
     width = 0
-    with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as opened:
-        for number, line in enumerate(opened, 1):
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
             line = line.rstrip()
             size = line.count(b" ")
             width = width or size
