@@ -122,17 +122,22 @@ def test_positions_by_hand(tmp_path):
                 seconds=3.0,
             )  # fmt: skip
             runs.append(run)
+    # A table that ends with the training refuses the longer texts.
+    ended = {"own": {"loss_by_position": [[0, 2.0, 10], [32, 4.0, 10]]}}
+    more = {"config": config, "metric": "bits_per_byte", "environment": HEAD, "seconds": 3.0}
+    runs.append(stored(tmp_path / "runs", "learned", 0, 1.0, curves=ended, **more))
     page = project(tmp_path, "positions results/lm.jsonl --figure docs/lm.png")
     records.save(runs, tmp_path / "results" / "lm.jsonl")
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
     # Within 64: (2 x 10 + 1 x 30) / 40. Beyond: 4 and 5 for the two seeds, whose interval is 12.7062 / 2.
-    assert lines[2:6] == [
+    assert lines[2:7] == [
         "| encoding | nats per token up to 64 | beyond 64 | beyond, minus `t5` | seeds |",
         "| --- | --- | --- | --- | --- |",
         "| `at5` | 0.75 | 4.0 ± 6.4 | -0.5 | 2 |",
         "| `t5` | 1.25 | 4.5 ± 6.4 |  | 2 |",
+        "| `learned` | 3 | refused |  | 1 |",
     ]
-    assert lines[9] == "![Loss against position, from results/lm.jsonl](lm.png)"
+    assert lines[10] == "![Loss against position, from results/lm.jsonl](lm.png)"
     assert (tmp_path / "docs" / "lm.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -152,9 +157,9 @@ def test_ablations_by_hand(tmp_path):
     known = {"bench": "ablation", "environment": HEAD, "split": "validation", "metric": "f1", "heads": []}
     page = project(tmp_path, "ablation results/ablation.jsonl --figure docs/ablation.png")
     found = [
-        {**known, "config": {"encoding": "t5"}, "values": [1.0, 2.0, 3.0, 4.0, 5.0]},
-        {**known, "config": {"encoding": "t5"}, "values": [1.0, 2.0, 3.0, 4.0, 7.0]},
-        {**known, "config": {"encoding": "at5"}, "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
+        {**known, "config": {"encoding": "t5", "seed": 0}, "values": [1.0, 2.0, 3.0, 4.0, 5.0]},
+        {**known, "config": {"encoding": "t5", "seed": 1}, "values": [1.0, 2.0, 3.0, 4.0, 7.0]},
+        {**known, "config": {"encoding": "at5", "seed": 0}, "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
     ]
     (tmp_path / "results" / "ablation.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
@@ -166,6 +171,9 @@ def test_ablations_by_hand(tmp_path):
     ]
     assert lines[7] == "3 lines in results/ablation.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
     assert (tmp_path / "docs" / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "results" / "ablation.jsonl").write_text((json.dumps(found[0]) + "\n") * 2)
+    with pytest.raises(ValueError, match="lines must be of different runs, but t5 has seed 0 twice"):
+        tables.filled(page, tmp_path, figures=False)
 
 
 def test_models_have_no_figure(tmp_path):

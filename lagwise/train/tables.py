@@ -152,9 +152,11 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     body = []
     for name, seeds in sorted(parts.items(), key=lambda each: order(fmean(beyond[each[0]]), higher_is_better=False)):
         differences = [own[1] - parts[baseline][seed][1] for seed, own in seeds.items() if seed in parts[baseline]]
-        paired = "" if name == baseline or not differences else signed(estimate(differences))
+        refused = any(map(math.isnan, beyond[name]))
+        paired = "" if name == baseline or refused or not differences else signed(estimate(differences))
         within = estimate([own[0] for own in seeds.values()])
-        body.append([f"`{name}`", str(within), str(estimate(beyond[name])), paired, str(len(seeds))])
+        told = "refused" if refused else str(estimate(beyond[name]))
+        body.append([f"`{name}`", str(within), told, paired, str(len(seeds))])
     head = ["encoding", f"nats per token up to {trained:,}", f"beyond {trained:,}", f"beyond, minus `{baseline}`", "seeds"]
     source = provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")
     return [*markdown(head, body), "", source]
@@ -221,10 +223,14 @@ def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def ablation_curves(records: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
     """Returns the metric with more and more priors, by the encoding, a curve for each seed."""
-    found: dict[str, list[list[float]]] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for record in records:
-        found.setdefault(record["config"]["encoding"], []).append(record["values"])
-    return found
+        config = record["config"]
+        seeds = found.setdefault(config["encoding"], {})
+        if config["seed"] in seeds:
+            raise ValueError(f"lines must be of different runs, but {config['encoding']} has seed {config['seed']} twice")
+        seeds[config["seed"]] = record["values"]
+    return {name: list(seeds.values()) for name, seeds in found.items()}
 
 
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
