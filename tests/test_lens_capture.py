@@ -33,6 +33,16 @@ def decoded(decoder: lagwise.nn.Decoder) -> tuple[list[lens.Call], list[torch.Te
     return calls, outputs
 
 
+def test_the_prior_of_packed_sequences_is_that_of_the_longest():
+    encoder = lagwise.nn.Encoder(16, layers=1, heads=2, encoding="t5").eval()
+    filled(encoder.encoding)
+    with lens.capture(encoder) as calls:
+        encoder(torch.randn(1, 10, 16), cu_seqlens=torch.tensor([0, 4, 10]))
+    found, wanted = calls[0].prior(), lens.prior(encoder.encoding, 6)
+    assert torch.equal(found.lags, wanted.lags)
+    torch.testing.assert_close(found.probability, wanted.probability)
+
+
 @pytest.mark.parametrize("name", ["at5", "shaw", "rotary", "sine-spe", "xl"])
 def test_what_a_stack_computed_is_rebuilt(name):
     decoder = lagwise.nn.Decoder(16, layers=2, heads=2, encoding=name, cross=True).eval()

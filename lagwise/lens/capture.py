@@ -77,8 +77,9 @@ class Call:
         return attention_parts(self.q, self.k, self.terms, **self.options)
 
     def prior(self) -> Prior:
-        """Returns the prior over the lags that a sequence of the call's keys has."""
-        return prior(self.terms, self.k.shape[2], causal=self.causal)
+        """Returns the prior over the lags that a sequence of the call's keys has; of packed ones that is the longest."""
+        length = self.k.shape[2] if self.cu_seqlens is None else int(self.cu_seqlens.diff().max())
+        return prior(self.terms, length, causal=self.causal)
 
 
 Watch = Callable[[Call], Terms]
