@@ -17,6 +17,7 @@ from torch import nn
 
 import lagwise
 import lagwise.hf
+import lagwise.lens
 from lagwise import Favor
 from lagwise.encodings.buckets import t5_bucket
 from lagwise.hf.convert import ConvertedAttention, FadedEmbedding
@@ -402,6 +403,13 @@ def test_autocast_computes_in_half_precision(name, options):
     same(out.detach().float(), states(model), 0.3)
     for layer in layers(model):
         assert all(weight.grad.isfinite().all() for weight in layer.lagwise_encoding.parameters())
+
+
+def test_autocast_leaves_the_tables_alone():
+    model = converted("xl").eval()
+    with lagwise.lens.capture(model) as calls, torch.autocast("cpu", torch.bfloat16):
+        model(SHORT)
+    assert {table.values.dtype for call in calls for table in call.terms.tables().values()} == {torch.float32}
 
 
 def test_gradient_checkpointing_changes_nothing():

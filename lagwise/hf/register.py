@@ -13,6 +13,7 @@ from lagwise.attention import attention
 from lagwise.feature_maps import FeatureMap
 from lagwise.hf import t5
 from lagwise.hf.masks import NAME, OTHERWISE, Mask, at_length, make_mask
+from lagwise.impl.operators import without_autocast
 from lagwise.lags import reachable_lags
 from lagwise.linear import linear_attention
 from lagwise.terms import Terms
@@ -86,7 +87,8 @@ def attention_forward(
         terms = t5.terms_of(module, position_bias)
     elif make is not None:
         first, last = reachable_lags(queries, keys, **place)
-        terms = make(first, last, scale=scale, seed=seed)
+        with without_autocast(query):
+            terms = make(first, last, scale=scale, seed=seed)
     else:
         terms = Terms()
     if attention_mask is None and queries != keys and terms.tables():
