@@ -223,7 +223,9 @@ def test_runs_come_back_from_lines(tmp_path):
 def test_lines_that_are_no_runs_are_refused(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text('{"bench": "attention"}\n')
-    with pytest.raises(ValueError, match=r"lines.jsonl, line 1: is no run: expected are the lines of `lagwise compare --save`"):
+    with pytest.raises(
+        ValueError, match=r"lines.jsonl, line 1: is no line of 'run': expected are those of `lagwise compare --save`"
+    ):
         records.read(path)
     path.write_text("{")
     with pytest.raises(ValueError, match=r"lines.jsonl, line 1: is no JSON"):

@@ -1,6 +1,7 @@
 """Tables of documents from lines of results: what they say, and that the published ones say what their lines say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_baseline_and_what_is_tuned_are_in_the_table(tmp_path):
 
 
 def test_models_by_hand(tmp_path):
-    common = {**HEAD, "attention": "softmax"}
+    common = {**HEAD, "bench": "models", "attention": "softmax"}
     records = [
         {**common, "contender": "none", "time": 512, "tokens_per_s": 1_234_567.0, "held_bytes": 3 * 2**30, "speed_ratio": 1.0},
         {**common, "contender": "t5", "time": 512, "speed_ratio": 0.875, "memory_ratio": 1.0312},
@@ -173,6 +174,22 @@ def test_ablations_by_hand(tmp_path):
     assert (tmp_path / "docs" / "ablation.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "results" / "ablation.jsonl").write_text((json.dumps(found[0]) + "\n") * 2)
     with pytest.raises(ValueError, match="lines must be of different runs, but t5 has seed 0 twice"):
+        tables.filled(page, tmp_path, figures=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "words"),
+    [
+        ("ablation", "", "must have lines of `lagwise ablate --save`, but is empty"),
+        ("ablation", '{"bench": "run"}', "line 1: is no line of 'ablation': expected are those of `lagwise ablate --save`"),
+        ("models", '{"bench": "run"}', "line 1: is no line of 'models': expected are those of `lagwise bench models`"),
+        ("models", "{", "line 1: is no JSON, but expected are the lines of `lagwise bench models`"),
+    ],
+)
+def test_lines_of_another_kind_are_refused(tmp_path, kind, content, words):
+    page = project(tmp_path, f"{kind} results/other.jsonl")
+    (tmp_path / "results" / "other.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(words)):
         tables.filled(page, tmp_path, figures=False)
 
 

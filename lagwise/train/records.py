@@ -91,15 +91,20 @@ def place(run: Run) -> tuple[str, str, str, int]:
 
 def read(path: Path) -> list[Run]:
     """Returns the runs of a file of lines."""
-    found: list[Run] = []
+    return [Recorded(path, number, line) for number, line in enumerate(lines_of(path, KIND, "lagwise compare --save"), 1)]
+
+
+def lines_of(path: Path, kind: str, command: str) -> list[Line]:
+    """Returns the lines of a file, which must be of a kind, and were written by a command."""
+    found: list[Line] = []
     for number, text in enumerate(path.read_text().splitlines(), 1):
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: is no JSON, but expected is a run: {error}") from error
-        if not isinstance(content, dict) or content.get("bench") != KIND:
-            raise ValueError(f"{path}, line {number}: is no run: expected are the lines of `lagwise compare --save`")
-        found.append(Recorded(path, number, content))
+            raise ValueError(f"{path}, line {number}: is no JSON, but expected are the lines of `{command}`: {error}") from error
+        if not isinstance(content, dict) or content.get("bench") != kind:
+            raise ValueError(f"{path}, line {number}: is no line of {kind!r}: expected are those of `{command}`")
+        found.append(content)
     return found
 
 

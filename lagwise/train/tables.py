@@ -6,7 +6,6 @@
 """
 
 import argparse
-import json
 import math
 import os
 import re
@@ -32,8 +31,9 @@ from lagwise.train.league import (
     shown,
 )
 from lagwise.train.loop import make_task
-from lagwise.train.records import read
+from lagwise.train.records import lines_of, read
 from lagwise.train.report import plot
+from lagwise.train.store import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -204,7 +204,7 @@ def parts_of(bins: dict[int, tuple[float, int]], trained: int) -> tuple[float, f
 
 def ablation_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the metric of models with none of their priors, with some and with all, the mean over seeds."""
-    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    records = ablations(root / wanted.file)
     body = []
     for name, curves in ablation_curves(records).items():
         parts = ([curve[round(share * (len(curve) - 1) / 4)] for curve in curves] for share in range(5))
@@ -216,9 +216,17 @@ def ablation_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
 def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns the metric against the number of heads that have their priors, the mean over seeds."""
-    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    records = ablations(root / wanted.file)
     means = {name: [fmean(values) for values in zip(*curves, strict=True)] for name, curves in ablation_curves(records).items()}
     return plots.ablation_curve(means, metric=f"validation {records[0]['metric']}, mean over seeds")
+
+
+def ablations(path: Path) -> list[Line]:
+    """Returns the lines of `lagwise ablate`, of which there must be one."""
+    found = lines_of(path, "ablation", "lagwise ablate --save")
+    if not found:
+        raise ValueError(f"{path} must have lines of `lagwise ablate --save`, but is empty")
+    return found
 
 
 def ablation_curves(records: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
@@ -235,7 +243,7 @@ def ablation_curves(records: Sequence[dict[str, Any]]) -> dict[str, list[list[fl
 
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns speed and memory of whole models with each encoding, relative to none: a table for each kind of attention."""
-    records = [json.loads(line) for line in (root / wanted.file).read_text().splitlines()]
+    records = lines_of(root / wanted.file, "models", "lagwise bench models")
     lines = []
     for attention in dict.fromkeys(record["attention"] for record in records):
         own = [record for record in records if record["attention"] == attention]
