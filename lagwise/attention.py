@@ -170,8 +170,8 @@ def terms_of(
     relative = relative_only(encoding)
     if not isinstance(relative, Encoding):
         return relative
-    queries, keys = (x.shape[2] if max_seqlen is None else min(x.shape[2], max_seqlen) for x in (q, k))
-    first, last = reachable_lags(queries, keys, query_start=query_start, causal=causal, window=window)
+    place: dict[str, Any] = dict(query_start=query_start, causal=causal, window=window)
+    first, last = reachable_lags(q.shape[2], k.shape[2], longest=max_seqlen, **place)
     with operators.without_autocast(q):
         return relative.terms(first, last, scale=scale, seed=seed_of(relative, seed, q.device))
 
@@ -308,7 +308,7 @@ def check_call(
     check_dropout(dropout)
     if seed is not None:
         if not isinstance(seed, Tensor):
-            raise ValueError(f"seed must be a tensor with one integer, torch.tensor(7), but is {seed!r}")
+            raise ValueError(f"seed must be a tensor with one integer, torch.tensor(7, device=q.device), but is {seed!r}")
         require_tensor("seed", seed, (), torch.int64, torch.int32)
         if seed.device != q.device:
             raise ValueError(

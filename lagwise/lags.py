@@ -194,7 +194,15 @@ def visible_lags(
     return first, last
 
 
-def reachable_lags(queries: int, keys: int, **options: Any) -> tuple[int, int]:
-    """Returns the lags to ask an encoding for, those of `visible_lags`: a call that reaches none still needs a table."""
+def reachable_lags(queries: int, keys: int, *, longest: int | None = None, **options: Any) -> tuple[int, int]:
+    """Returns the lags to ask an encoding for, those of `visible_lags`: a call that reaches none still needs a table.
+
+    Of packed sequences, those of the longest, where that is known.
+
+    >>> reachable_lags(100, 100, longest=8)
+    (-7, 7)
+    """
+    if longest is not None:
+        queries, keys = min(queries, longest), min(keys, longest)
     first, last = visible_lags(queries, keys, **options)
     return min(first, last), last

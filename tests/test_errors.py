@@ -308,7 +308,10 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         tensors(1, cu_seqlens=torch.tensor([0, 4, 6]), max_seqlen=3),
         "cu_seqlens must have no sequence longer than max_seqlen=3, but is [0, 4, 6]",
     ),
-    "seed number": (tensors(dropout=0.5, seed=7), "seed must be a tensor with one integer, torch.tensor(7), but is 7"),
+    "seed number": (
+        tensors(dropout=0.5, seed=7),
+        "seed must be a tensor with one integer, torch.tensor(7, device=q.device), but is 7",
+    ),
     "seed of two": (
         tensors(dropout=0.5, seed=torch.tensor([7, 8])),
         "seed must be int64 or int32 of shape (), but is torch.int64 of shape (2,)",

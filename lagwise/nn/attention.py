@@ -150,8 +150,9 @@ class RelativeAttention(nn.Module):
         keys = cache.length if cache is not None and k is None else start + (x if context is None else context).shape[1]
         if terms is None:
             check_longest(cu_seqlens, max_seqlen)
-            sizes = (size if max_seqlen is None else min(size, max_seqlen) for size in (x.shape[1], keys))
-            first, last = reachable_lags(*sizes, query_start=start, causal=self.causal, window=self.window)
+            first, last = reachable_lags(
+                x.shape[1], keys, longest=max_seqlen, query_start=start, causal=self.causal, window=self.window
+            )
             terms = Terms() if self.encoding is None else self.terms_of(self.encoding, first, last, seed)
         if isinstance(cache, LinearCache):
             check_keys(len(x), keys, lengths, key_mask)

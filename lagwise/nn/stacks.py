@@ -122,8 +122,9 @@ class Stack(nn.Module):
         seed = noise.draw_seed(self.training, x.device)
         attends = self._layers[0].attention
         check_longest(cu_seqlens, max_seqlen)
-        longest = x.shape[1] if max_seqlen is None else min(x.shape[1], max_seqlen)
-        first, last = reachable_lags(longest, start + longest, query_start=start, causal=self.causal, window=attends.window)
+        first, last = reachable_lags(
+            x.shape[1], start + x.shape[1], longest=max_seqlen, query_start=start, causal=self.causal, window=attends.window
+        )
         shared = None
         if not isinstance(self.encoding, NoEncoding):
             shared = attends.terms_of(self.encoding, first, last, seed)
