@@ -72,7 +72,7 @@ def linear_attention(
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
     check_longest(cu_seqlens, max_seqlen)
     check_causal(q, k, causal)
-    given, sizes, places = (q, k, v), lengths, None
+    given, sizes = (q, k, v), lengths
     if cu_seqlens is not None:
         places, sizes = padded_places(cu_seqlens, q.shape[2], max_seqlen)
         q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in given)
@@ -86,10 +86,11 @@ def linear_attention(
     with without_autocast(q):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=causal, key_mask=key_mask)
         out = IMPLEMENTATIONS[choose(call, impl, first, last)](call).to(q.dtype)
-    if places is None:
+    if cu_seqlens is None:
         return out
-    assert key_mask is not None
-    return out.transpose(1, 2)[key_mask].transpose(0, 1)[None]
+    tokens = torch.arange(given[0].shape[2], device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens, tokens, right=True) - 1
+    return out.transpose(1, 2)[sequence, tokens - cu_seqlens[sequence]].transpose(0, 1)[None]
 
 
 def prefill(

@@ -47,7 +47,8 @@ def bits(seed: Tensor, *counters: Tensor | int) -> Tensor:
     """Returns 64 random bits, as int64, for each combination of the counters, which are broadcast together."""
     state = _mix(seed.to(torch.int64))
     for counter in counters:
-        state = _mix(state + GOLDEN * torch.as_tensor(counter, dtype=torch.int64, device=seed.device))
+        # A number stays one: as a tensor it would have to be copied to the GPU, which waits for it.
+        state = _mix(state + (GOLDEN * counter.to(torch.int64) if isinstance(counter, Tensor) else _wrap(GOLDEN * counter)))
     return state
 
 
@@ -79,6 +80,11 @@ def binomial(seed: Tensor, *counters: Tensor | int, size: int, dtype: torch.dtyp
         # The first of the four is in the lowest bits.
         made.copy_(x.view(torch.int16)[:, :size]).sub_(8.0).mul_(0.5)
     return out
+
+
+def _wrap(x: int) -> int:
+    """Returns an integer as torch's arithmetic has it, between -2^63 and 2^63."""
+    return (x + 2**63) % 2**64 - 2**63
 
 
 def _shift(x: Tensor, by: int) -> Tensor:

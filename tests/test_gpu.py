@@ -601,3 +601,31 @@ def test_linear_attention_with_codes_repeats_and_grows_with_the_length(name):
     assert whole < 2.2 * half
     # The products with v are cuBLAS's, which repeats with a workspace of its own.
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_training_step_does_not_wait_for_the_gpu(encoding_name, attention, packed):
+    if attention == "softmax" and lagwise.ENCODINGS[encoding_name].linear_only:
+        pytest.skip("stochastic encodings are for linear attention")
+    if attention == "linear" and encoding_name in ("shaw", "huang1", "huang2", "huang3", "huang4", "xl", "xpos"):
+        pytest.skip("refused there")
+    model = lagwise.nn.Encoder(64, layers=2, heads=4, encoding=encoding_name, attention=attention, norm="post").cuda()
+    ends = {"cu_seqlens": torch.tensor([0, 200, 300], device="cuda"), "max_seqlen": 200} if packed else {}
+    x = torch.randn(1 if packed else 2, 300, 64, device="cuda")
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x, **ends).float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert loss.isfinite()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
