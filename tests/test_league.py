@@ -8,6 +8,7 @@ from test_compare import ENVIRONMENT, stored
 from typer.testing import CliRunner
 
 from lagwise.cli import app
+from lagwise.tasks import TASKS
 from lagwise.train import league as leagues_of
 from lagwise.train import records
 from lagwise.train.compare import folder_of, plan
@@ -60,6 +61,13 @@ def test_a_league_by_hand(tmp_path):
 
 def store_runs(out):
     return [Run(path.parent) for path in sorted(out.rglob("config.json"))]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_has_a_metric_with_a_direction(task):
+    name, higher = leagues_of.main_metric(Config(task, "t5"))
+    assert name == TASKS[task].facts.metric
+    assert higher is (name not in ("bits_per_byte", "nll", "perplexity"))
 
 
 def test_a_metric_of_which_less_is_better_sorts_the_other_way(tmp_path, monkeypatch):

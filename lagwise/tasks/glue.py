@@ -320,13 +320,19 @@ class Stsb(Glue):
         with warnings.catch_warnings():
             # Spearman's ranks need all predictions, and there are not many.
             warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save", UserWarning)
-            return {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef()}
+            return {"pearson": Correlation(), "spearman": SpearmanCorrCoef()}
 
     def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs[:, 0].float(), batch["label"]
 
     def predicted(self, outputs: Float[Tensor, "batch outputs"]) -> list[float]:
         return outputs[:, 0].tolist()
+
+
+class Correlation(PearsonCorrCoef):
+    """Pearson's, of which a higher one is better here; torchmetrics leaves that open, since -1 is a perfect relation too."""
+
+    higher_is_better = True
 
 
 class Mnli(Glue):
