@@ -9,8 +9,10 @@ from test_compare import stored
 from typer.testing import CliRunner
 
 from lagwise.cli import app
+from lagwise.tasks import TASKS
 from lagwise.train import records, tables
 from lagwise.train.config import Config
+from lagwise.train.league import estimate
 
 ROOT = Path(__file__).parent.parent
 HEAD = {"device": "a GPU", "torch": "2.11", "commit": "abc", "date": "2026-01-01", "data": "files"}
@@ -61,6 +63,71 @@ def test_a_baseline_and_what_is_tuned_are_in_the_table(tmp_path):
     lines = tables.filled(page, tmp_path, figures=False).splitlines()
     assert lines[2] == "| encoding | test accuracy | minus `at5` | at 64 | at 128 | rate | seeds | its parameters |"
     assert lines[5] == f"| `t5` | 0.6 ± 1.3 | -0.11 ± 0.13 | 0.30 ± 0.64 | refused | {Config('process-50').rate} | 2 | 10 |"
+
+
+def test_another_metric_beside_the_one_that_counts(tmp_path):
+    page = project(tmp_path, "league results/some.jsonl --also loss")
+    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    head, row = ([cell.strip() for cell in lines[number].split("|")] for number in (2, 4))
+    losses = [records.read(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
+    assert head[2:5] == ["test accuracy", "minus `t5`", "test loss"] and row[1] == "`at5`"
+    assert row[4] == str(estimate(losses))
+
+
+def overview(folder: Path, scores: dict[str, dict[str, list[float]]], words: str = "") -> list[str]:
+    """Returns the overview of accuracies by the task, the encoding and the seed."""
+    runs = [
+        stored(
+            folder / task,
+            encoding,
+            seed,
+            value,
+            config=Config(task),
+            environment=HEAD,
+            seconds=3.0,
+            metric=TASKS[task].facts.metric,
+        )
+        for task, encodings in scores.items()
+        for encoding, values in encodings.items()
+        for seed, value in enumerate(values)
+    ]
+    records.save(runs, folder / "results" / "some.jsonl")
+    page = folder / "page.md"
+    page.write_text(f"<!-- results: overview results/some.jsonl {words}-->\n<!-- end -->\n")
+    return tables.filled(page, folder, figures=False).splitlines()[1:-1]
+
+
+def test_an_overview_by_hand(tmp_path):
+    scores = {
+        "process-50": {"t5": [0.5, 0.7], "at5": [0.6, 0.82], "shaw": [0.5, 0.6]},
+        "reber": {"t5": [0.9, 0.9], "at5": [1.0, 0.96], "shaw": [0.8, 0.6]},
+        "adding": {"t5": [1.0, 1.0], "at5": [0.0, 0.0]},
+    }
+    # The mean leaves adding out, where shaw takes no part: at5 has 0.8 and 0.89, t5 0.7 and 0.8.
+    assert overview(tmp_path, scores, "--percent ") == [
+        "| encoding | adding: accuracy | process-50: accuracy | reber: accuracy | mean of 2 | seeds |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| `at5` | 0 (-100) | 71 (+11 ± 13) | 98 (+8 ± 25) | 84.5 (+9.5 ± 6.4) | 2 |",
+        "| `t5` | 100 | 60 | 90 | 75 | 2 |",
+        "| `shaw` | - | 55 (-5 ± 64) | 70 (-20 ± 127) | 62.5 (-12 ± 95) | 2 |",
+        "",
+        "Test split, in %; in brackets the difference from `t5` within seeds.",
+        "",
+        "16 runs in results/some.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01, 3.0 s of training each.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        ({"reber": {"t5": [1.0]}, "adding": {"shaw": [1.0]}}, "--baseline that takes part in all"),
+        ({"reber": {"t5": [1.0], "shaw": [1.0]}, "adding": {"t5": [1.0], "at5": [1.0]}}, "a task and a seed that all"),
+        ({"reber": {"t5": [1.0]}, "lm": {"t5": [1.0]}}, "all better when higher, or all when lower"),
+    ],
+)
+def test_overviews_that_cannot_be_made(tmp_path, scores, words):
+    with pytest.raises(ValueError, match=words):
+        overview(tmp_path, scores)
 
 
 def test_models_by_hand(tmp_path):

@@ -288,9 +288,9 @@ def results(
         <!-- results: league results/reber.jsonl --tune rate --percent --figure docs/figures/reber.png -->
         <!-- end -->
 
-    `league` and `positions` (losses within and beyond the length of the training) are made of runs that `lagwise compare --save`
-    wrote (--baseline NAME names the encoding that others are compared to), `ablation` of the lines of `lagwise ablate`, `models`
-    of those of `lagwise bench models`.
+    `league`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
+    runs that `lagwise compare --save` wrote: --baseline NAME names the encoding that others are compared to, --also METRIC adds
+    another metric to a league. `ablation` is made of the lines of `lagwise ablate`, `models` of those of `lagwise bench models`.
     """
     from lagwise.train import tables
 

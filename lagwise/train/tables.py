@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -28,12 +28,13 @@ from lagwise.train.league import (
     only_group,
     order,
     rows_of,
+    scores_of,
     shown,
 )
 from lagwise.train.loop import make_task
 from lagwise.train.records import lines_of, read
 from lagwise.train.report import plot
-from lagwise.train.store import Line
+from lagwise.train.store import Line, Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +57,7 @@ def words_of(mark: str) -> argparse.Namespace:
     parser.add_argument("file", type=Path)
     parser.add_argument("--tune", action="append", default=[])
     parser.add_argument("--baseline")
+    parser.add_argument("--also", action="append", default=[])
     parser.add_argument("--percent", action="store_true")
     parser.add_argument("--figure", type=Path)
     return parser.parse_args(shlex.split(mark))
@@ -101,30 +103,77 @@ def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     lines = []
     for group, baseline in zip(found, baselines(found, wanted.baseline), strict=True):
         lines += [f"**{group.title}**", ""] if len(found) > 1 else []
-        lines += [*league_table(group, baseline, 100.0 if wanted.percent else 1.0), ""]
-    return [*lines, provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")]
+        lines += [*league_table(group, baseline, wanted.also, 100.0 if wanted.percent else 1.0), ""]
+    return [*lines, runs_provenance(wanted.file, runs)]
 
 
-def league_table(group: Group, baseline: str, factor: float) -> list[str]:
-    """Returns a league as a table, the best first."""
+def league_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
+    """Returns a league as a table, the best first, with other metrics beside the one that counts."""
     rows = rows_of(group)
     paired = {found.encoding: found.estimate for found in differences_of(group, baseline)}
     lengths = sorted({length for row in rows for length in row.lengths})
     unit = " in %" if factor == 100.0 else ""
-    head = ["encoding", f"test {group.metric}{unit}", f"minus `{baseline}`", *(f"at {length:,}" for length in lengths)]
-    head += [*(field.replace("_", " ") for field in group.tune), "seeds", "its parameters"]
-    return markdown(head, [league_cells(row, paired.get(row.encoding), lengths, group, factor) for row in rows])
+    head = ["encoding", f"test {group.metric}{unit}", f"minus `{baseline}`", *(f"test {metric}{unit}" for metric in also)]
+    head += [*(f"at {length:,}" for length in lengths), *(field.replace("_", " ") for field in group.tune)]
+    body = [league_cells(row, paired.get(row.encoding), also, lengths, group, factor) for row in rows]
+    return markdown([*head, "seeds", "its parameters"], body)
 
 
-def league_cells(row: Row, paired: Estimate | None, lengths: Sequence[int], group: Group, factor: float) -> list[str]:
+def league_cells(
+    row: Row, paired: Estimate | None, also: Sequence[str], lengths: Sequence[int], group: Group, factor: float
+) -> list[str]:
     """Returns the cells of an encoding."""
     difference = "" if paired is None else signed(scaled(paired, factor))
+    others = (estimate(list(scores_of(group.runs[row.encoding].values(), metric).values())) for metric in also)
     told = (row.lengths.get(length, "-") for length in lengths)
     return [
-        f"`{row.encoding}`", str(scaled(row.test, factor)), difference,
+        f"`{row.encoding}`", str(scaled(row.test, factor)), difference, *(str(scaled(other, factor)) for other in others),
         *("refused" if isinstance(found, str) else str(scaled(found, factor)) for found in told),
         *(shown(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
     ]  # fmt: skip
+
+
+def overview_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the tasks of some runs side by side: the metric of each, and its difference from the baseline within seeds.
+
+    The mean is that of the tasks in which all encodings take part; it is taken for each seed, and so is its difference.
+    """
+    runs, factor = read(root / wanted.file), 100.0 if wanted.percent else 1.0
+    found = groups(runs, wanted.tune)
+    if len({group.higher_is_better for group in found}) != 1:
+        raise ValueError("tasks of an overview must have metrics that are all better when higher, or all when lower")
+    baseline, *others = dict.fromkeys(baselines(found, wanted.baseline))
+    if others:
+        raise ValueError("an overview must have a --baseline that takes part in all of its tasks")
+    names = list(dict.fromkeys(name for group in found for name in group.runs))
+    scores = [{name: scores_of(seeds.values(), group.metric) for name, seeds in group.runs.items()} for group in found]
+    complete = [own for own in scores if len(own) == len(names)]
+    means = {name: mean_scores([own[name] for own in complete]) for name in names}
+    head = ["encoding", *(f"{group.title}: {group.metric}" for group in found), f"mean of {len(complete)}", "seeds"]
+    body = [
+        [f"`{name}`", *(overview_cell(own, name, baseline, factor) for own in (*scores, means)), str(len(means[name]))]
+        for name in sorted(names, key=lambda name: order(fmean(means[name].values()), found[0].higher_is_better))
+    ]
+    told = f"Test split{', in %' if wanted.percent else ''}; in brackets the difference from `{baseline}` within seeds."
+    return [*markdown(head, body), "", told, "", runs_provenance(wanted.file, runs)]
+
+
+def mean_scores(tasks: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Returns the mean over tasks for each seed that all of them have."""
+    seeds = set.intersection(*(set(own) for own in tasks)) if tasks else set()
+    if not seeds:
+        raise ValueError("an overview must have a task and a seed that all encodings take part in")
+    return {seed: fmean(own[seed] for own in tasks) for seed in sorted(seeds)}
+
+
+def overview_cell(scores: Mapping[str, Mapping[int, float]], name: str, baseline: str, factor: float) -> str:
+    """Returns the mean of an encoding, and how far it is from the baseline's."""
+    own = scores.get(name)
+    if own is None:
+        return "-"
+    differences = [own[seed] - scores[baseline][seed] for seed in own if seed in scores[baseline]]
+    paired = f" ({signed(scaled(estimate(differences), factor))})" if name != baseline and differences else ""
+    return f"{scaled(estimate(list(own.values())), factor).mean:.4g}{paired}"
 
 
 def scaled(found: Estimate, factor: float) -> Estimate:
@@ -158,8 +207,7 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
         told = "refused" if refused else str(estimate(beyond[name]))
         body.append([f"`{name}`", str(within), told, paired, str(len(seeds))])
     head = ["encoding", f"nats per token up to {trained:,}", f"beyond {trained:,}", f"beyond, minus `{baseline}`", "seeds"]
-    source = provenance(wanted.file, [{**run.environment, **(run.result or {})} for run in runs], "runs")
-    return [*markdown(head, body), "", source]
+    return [*markdown(head, body), "", runs_provenance(wanted.file, runs)]
 
 
 def position_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
@@ -267,6 +315,11 @@ def model_cell(record: dict[str, Any]) -> str:
     return f"{record['speed_ratio']:.2f}, {record['memory_ratio']:.2f}x"
 
 
+def runs_provenance(file: Path, runs: Iterable[Run]) -> str:
+    """Returns where the numbers of runs come from, in one line."""
+    return provenance(file, [{**run.environment, **(run.result or {})} for run in runs], "runs")
+
+
 def provenance(file: Path, records: Sequence[dict[str, Any]], what: str) -> str:
     """Returns where numbers come from, in one line."""
 
@@ -298,8 +351,9 @@ class Kind(NamedTuple):
 
 KINDS = {
     "league": Kind(league_lines, league_figure, "Learning curves and means with intervals"),
+    "overview": Kind(overview_lines),
     "positions": Kind(position_lines, position_figure, "Loss against position"),
     "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),
     "models": Kind(model_lines),
 }
-"""Leagues, and losses by position, of runs that `lagwise compare --save` wrote; lines of `lagwise ablate` and `bench models`."""
+"""Made of runs that `lagwise compare --save` wrote; two of the lines of `lagwise ablate` and of `lagwise bench models`."""
