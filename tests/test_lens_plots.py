@@ -131,6 +131,9 @@ def test_an_ablation_starts_with_no_head():
     figure = plots.ablation_curve({"t5": [13.93, 16.06, 15.5], "at5": [13.53, 13.68, 13.76]}, metric="exact match, %")
     assert line(figure.axes[0]) == ([0, 1, 2], [13.93, 16.06, 15.5])
     assert figure.axes[0].get_ylabel() == "exact match, %"
+    assert all(tick == round(tick) for tick in figure.axes[0].get_xticks())
+    many = plots.ablation_curve({"t5": [float(heads) for heads in range(145)]}, metric="exact match, %")
+    assert len(many.axes[0].get_xticks()) < 15
     assert_drawn(figure)
 
 

@@ -192,7 +192,7 @@ def ablation_curve(curves: Mapping[str, Sequence[float]], *, metric: str) -> "Fi
     """Draws a metric against the number of heads whose prior is on, a curve for each name: the values of `ablate`."""
     points = {name: (range(len(values)), values) for name, values in curves.items()}
     figure = _curves(points, "heads with their prior, from the lowest to the highest peak", metric, None)
-    figure.axes[0].set_xticks(range(max(len(values) for values in curves.values())))
+    figure.axes[0].locator_params(axis="x", integer=True)
     return _titled(figure, "Priors switched on one by one")
 
 
