@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from training import losses_of
+from training import losses_of, random_bert
 from typer.testing import CliRunner
 
 from lagwise.cli import app
@@ -23,6 +23,7 @@ from lagwise.train.loop import Session, Settings, make_config, train
 from lagwise.train.store import Run
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
+BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}
 CPU = Settings(device="cpu", report_every=5)
 
 
@@ -322,6 +323,13 @@ def test_the_hub(monkeypatch):
         ({"tokens": "words"}, "tokens must be one of bytes, bpe, wordpiece, but is 'words'"),
         ({"vocabulary": 300}, "vocabulary must be left out with tokens='bytes'"),
         ({"whole_words": True}, "whole_words must be left out with objective='causal'"),
+        ({"model": "bert"}, "model must be one of stack, hf, but is 'bert'"),
+        ({"model": "hf"}, "path must be the folder or name of a model with model='hf'"),
+        ({"absolute": "fade"}, "fade must be a number of steps with absolute='fade'"),
+        ({**BERT, "objective": "causal"}, "objective must be 'masked' with model='hf', but is 'causal'"),
+        ({**BERT, "packed": True}, "packed must be false with model='hf'"),
+        ({**BERT, "tokens": "bytes"}, "tokens must be 'wordpiece' or 'bpe' with model='hf'"),
+        ({**BERT, "vocabulary": 300}, "vocabulary and tied be left out: they are the model's"),
         ({"test": 1.5}, "test must be a share between 0 and 1, but is 1.5"),
     ],
 )
@@ -413,6 +421,53 @@ def test_questions_and_sentences_start_from_a_masked_model(tmp_path, encoding):
         shorter = make_config("squad", encoding, **sizes, **pattern, **tokenizer, **{**short, "task.length": 60})
         with pytest.raises(ValueError, match=r"is \[64, 16\] there and \[60, 16\] here: use the same encoding with the same opt"):
             Session(shorter, settings)
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """Returns the options of the task with a random BERT, whose tokenizer is not that of the data."""
+    made = LanguageModel(tokens="wordpiece", vocabulary=150)
+    return {**BERT, "path": str(random_bert(tmp_path / "bert", made.tokenizer)), "length": 32}
+
+
+def test_a_hugging_face_model_goes_on_with_its_pre_training(bert):
+    task = LanguageModel(**bert)
+    assert task.alphabet.symbols == 150
+    losses = losses_of(task, config_of(encoding="shaw", encoding_options={"max_lag": 8}), 40)
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    for encoding in ("learned", "t5"):
+        model, batch = model_of(task, encoding=encoding), some(task)
+        # All scores, of which those of hidden tokens are taken.
+        expected = model.inner(input_ids=batch["tokens"]).logits.flatten(0, 1)[batch["chosen"]]
+        assert torch.equal(model(batch), expected) and expected.shape == (len(batch["targets"]), 150)
+    longer = some(task, length=128)
+    assert model(longer).isfinite().all()
+
+
+@pytest.mark.parametrize(("encoding", "absolute"), [("huang4", {}), ("t5", {"absolute": "fade", "fade": 2}), ("learned", {})])
+def test_questions_and_sentences_start_from_a_converted_model_that_went_on(tmp_path, bert, encoding, absolute):
+    sizes = {"batch": 4, "evaluate_examples": 4, "steps": 3}
+    masked = {f"task.{name}": value for name, value in {**bert, **absolute}.items()}
+    first = tmp_path / "lm" / encoding / "x-seed0"
+    train(make_config("lm", encoding, **sizes, **masked), first, CPU)
+    given = load_latest(first / "checkpoints").tensors["model"]
+    start = {"start": str(tmp_path / "lm" / "{encoding}" / "*-seed0"), "task.model": "hf", "task.path": bert["path"]}
+    for name, short in (("squad", {"task.stride": 16, "task.question": 16}), ("glue/cola", {})):
+        config = make_config(name, encoding, **sizes, **start, **short, **{"task.length": 48}, seed=1)
+        session = Session(config, CPU)
+        model, body = session.model.state_dict(), set(session.model.shared_names())
+        assert all(torch.equal(model[key], given[key]) for key in body)
+        # What is left is the head's; its pooler is the one that the model was stored with.
+        assert {key.removeprefix("inner.").split(".")[0] for key in model.keys() - body} <= {
+            "bert",
+            "qa_outputs",
+            "classifier",
+            "steps",
+        }
+        assert all("pooler" in key for key in model.keys() - body if key.startswith("inner.bert."))
+        assert math.isfinite(train(config, tmp_path / name, CPU)["test"]["loss"])
+    with pytest.raises(ValueError, match="start must be a run whose embedding and encoder have the sizes of this one"):
+        Session(make_config("squad", encoding, **sizes, start=str(first)), CPU)
 
 
 def test_pieces_of_words_are_the_same_each_time(tmp_path, monkeypatch):

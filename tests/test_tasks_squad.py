@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers.processors import Sequence
-from training import losses_of
+from training import losses_of, random_bert
 
 from lagwise.tasks.base import SPLITS, Sampling
 from lagwise.tasks.qanet import Averaged, QANet
@@ -360,7 +360,8 @@ def test_validation_may_have_articles_of_its_own():
         ({"model": "bert"}, "model must be one of encoder, qanet, hf, but is 'bert'"),
         ({"model": "hf"}, "path must be the folder or name of a model with model='hf'"),
         ({"path": "somewhere"}, "but is 'somewhere' with model='encoder'"),
-        ({"absolute": "fade"}, "absolute must be one of remove, keep, but is 'fade'"),
+        ({"absolute": "lose"}, "absolute must be one of remove, keep, fade, but is 'lose'"),
+        ({"absolute": "fade"}, "fade must be a number of steps with absolute='fade'"),
         ({"average": 1.0}, "average must be at least 0 and less than 1, but is 1.0"),
         ({"stride": 0}, "stride must be a whole number of at least 1"),
     ],
@@ -473,16 +474,7 @@ def test_averages_follow_the_weights():
 @pytest.fixture
 def tiny_bert(tmp_path):
     """Returns a folder with a random BERT and its tokenizer."""
-    from transformers import BertConfig, BertModel
-
-    path = tmp_path / "bert"
-    task = Squad(**SHORT)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(**sizes, vocab_size=task.tokenizer.get_vocab_size(), max_position_embeddings=64)
-    BertModel(config).save_pretrained(path)
-    task.tokenizer.save(str(path / "tokenizer.json"))
-    return path
+    return random_bert(tmp_path / "bert", Squad(**SHORT).tokenizer)
 
 
 def test_a_converted_model_learns(tiny_bert):
@@ -534,8 +526,8 @@ def test_models_of_hugging_face_that_do_not_fit_are_refused(tiny_bert, tmp_path)
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(397))]))
     with pytest.raises(ValueError, match="tokenizer must be the model's, which has 300 tokens, but it has 400"):
         Squad(model="hf", path=str(tiny_bert), tokenizer=str(tmp_path / "vocab.txt")).model(config_of())
-    with pytest.raises(ValueError, match="start must be left out with model='hf'"):
-        Squad(model="hf", path=str(tiny_bert)).model(config_of(start="runs/lm"))
+    with pytest.raises(ValueError, match="start must be left out with model='qanet'"):
+        Squad(model="qanet").model(config_of(start="runs/lm"))
 
 
 def fields(**more):

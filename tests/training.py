@@ -1,4 +1,7 @@
-"""A training loop of a few lines, for tests of tasks."""
+"""A training loop of a few lines, and a model of Hugging Face, for tests of tasks."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,3 +26,14 @@ def losses_of(task: Task, config: Config, steps: int) -> list[float]:
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def random_bert(path: Path, tokenizer: Any) -> Path:
+    """Stores a small BERT with random weights and its tokenizer."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(**sizes, vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=64)).save_pretrained(path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path

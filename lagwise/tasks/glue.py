@@ -22,7 +22,7 @@ from lagwise.tasks.files import fixed_order, write_whole
 from lagwise.tasks.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
 from lagwise.tasks.glue_sample import sample
 from lagwise.tasks.models import encoder_of, pool, sides_of
-from lagwise.tasks.pretrained import Absolute, Pretrained
+from lagwise.tasks.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.tasks.streams import TOKENIZER
 from lagwise.tasks.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
 from lagwise.train.config import Config
@@ -69,17 +69,10 @@ class GlueOptions:
 
     def __post_init__(self) -> None:
         require_sizes(vocabulary=self.vocabulary, length=self.length)
-        for name, value, allowed in (
-            ("model", self.model, ModelName), ("absolute", self.absolute, Absolute), ("pooling", self.pooling, Pooling),
-        ):  # fmt: skip
+        for name, value, allowed in (("model", self.model, ModelName), ("pooling", self.pooling, Pooling)):
             if value not in get_args(allowed):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, but is {value!r}")
-        if bool(self.path) != (self.model == "hf"):
-            needed = "the folder or name of a model with model='hf', and left out without"
-            raise ValueError(f"path must be {needed}, but is {self.path!r} with model={self.model!r}")
-        if (self.fade > 0) != (self.absolute == "fade"):
-            needed = "a number of steps with absolute='fade', and 0 without"
-            raise ValueError(f"fade must be {needed}, but is {self.fade} with absolute={self.absolute!r}")
+        check_pretrained(self.model, self.path, self.absolute, self.fade)
 
 
 class Glue(Classification):
@@ -165,8 +158,6 @@ class Glue(Classification):
                 # Scores start in the middle of their range, and not below it.
                 nn.init.constant_(model.choice.bias, 2.5)
             return model
-        if config.start:
-            raise ValueError(f"start must be left out with model='hf', but is {config.start!r}")
         return HuggingFaceChoice(config, options, outputs=self.classes, symbols=symbols)
 
     def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -473,25 +464,14 @@ class SentenceEncoder(nn.Module):
 class HuggingFaceChoice(Pretrained):
     """An encoder of Hugging Face with its head for classes."""
 
-    steps: Tensor
-
     def __init__(self, config: Config, options: GlueOptions, *, outputs: int, symbols: int):
-        head = "AutoModelForSequenceClassification"
-        super().__init__(config, options.path, head, absolute=options.absolute, symbols=symbols, num_labels=outputs)
-        self.fade = options.fade
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        super().__init__(
+            config, options.path, "AutoModelForSequenceClassification", absolute=options.absolute, fade=options.fade,
+            symbols=symbols, num_labels=outputs,
+        )  # fmt: skip
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch outputs"]:
-        if self.fade and self.training:
-            self.fade_positions()
         return self.outputs(batch).logits
-
-    def fade_positions(self) -> None:
-        """Takes a little more of the absolute positions away, from all of them at the first step."""
-        from lagwise.hf import fade
-
-        fade(self.inner, max(0.0, 1.0 - int(self.steps) / self.fade))
-        self.steps += 1
 
 
 # Tokens

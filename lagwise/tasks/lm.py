@@ -18,6 +18,7 @@ from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sp
 from lagwise.tasks.corpora import HUB_NAME, read_splits
 from lagwise.tasks.files import cache_folder, store, write_whole
 from lagwise.tasks.models import CausalModel, MaskedModel, generate
+from lagwise.tasks.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.tasks.streams import (
     TOKENIZER,
     Alphabet,
@@ -30,6 +31,7 @@ from lagwise.tasks.streams import (
     stream_of_bytes,
     train_tokenizer,
 )
+from lagwise.tasks.wordpiece import loaded_tokenizer
 from lagwise.train.config import Config
 
 if TYPE_CHECKING:
@@ -54,6 +56,12 @@ class LanguageModelOptions:
         whole_words: Of "masked": hide all tokens of a word or none.
         hidden: Of "masked": the share of tokens that are asked for.
         tied: Scores are products with the embedding.
+        model: "stack" (of this library), or "hf" (a Hugging Face encoder that is converted to the encoding and goes on with its
+            pre-training: masked, with its own tokenizer, in rows of one stream).
+        path: Folder or name of the Hugging Face model.
+        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
+            does "none" with "keep".
+        fade: With absolute="fade", the training steps after which nothing is left of them.
         validation: The share of the text, its last documents but those of the test, that is kept for validation.
         test: The share of the text, its last documents, that is kept for the test.
     """
@@ -66,12 +74,18 @@ class LanguageModelOptions:
     whole_words: bool = False
     hidden: float = 0.15
     tied: bool = True
+    model: Literal["stack", "hf"] = "stack"
+    path: str = ""
+    absolute: Absolute = "remove"
+    fade: int = 0
     validation: float = 0.05
     test: float = 0.05
 
     def __post_init__(self) -> None:
         require_sizes(length=self.length)
-        for name, known in (("tokens", ("bytes", "bpe", "wordpiece")), ("objective", ("causal", "masked"))):
+        for name, known in (
+            ("tokens", ("bytes", "bpe", "wordpiece")), ("objective", ("causal", "masked")), ("model", ("stack", "hf")),
+        ):  # fmt: skip
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, but is {getattr(self, name)!r}")
         if self.tokens == "bytes" and self.vocabulary is not None:
@@ -80,9 +94,23 @@ class LanguageModelOptions:
             require_sizes(vocabulary=self.vocabulary)
         if self.whole_words and self.objective != "masked":
             raise ValueError("whole_words must be left out with objective='causal', which hides nothing: pass objective='masked'")
+        check_pretrained(self.model, self.path, self.absolute, self.fade)
+        if self.model == "hf":
+            self.check_hugging_face()
         for name in ("hidden", "validation", "test"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be a share between 0 and 1, but is {getattr(self, name)}")
+
+    def check_hugging_face(self) -> None:
+        """Raises for what models of Hugging Face do not do here."""
+        if self.objective != "masked":
+            raise ValueError(f"objective must be 'masked' with model='hf', but is {self.objective!r}")
+        if self.packed:
+            raise ValueError("packed must be false with model='hf', which attends to all of a row: pass task.packed=false")
+        if self.tokens == "bytes" or self.vocabulary is not None or not self.tied:
+            raise ValueError(
+                "tokens must be 'wordpiece' or 'bpe' with model='hf', and vocabulary and tied be left out: they are the model's"
+            )
 
 
 class LanguageModel(Task):
@@ -148,6 +176,9 @@ class LanguageModel(Task):
     def find_tokenizer(self) -> "Tokenizer":
         """Returns the tokenizer from the first place that has one."""
         given = [] if self.folder is None else [self.folder / TOKENIZER]
+        if self.options.model == "hf":
+            stored = str(given[0]) if given and given[0].is_file() else self.options.path
+            return loaded_tokenizer(stored)
         given += [Path(self.data) / TOKENIZER] if self.data not in (None, HUB) else []
         for path in given:
             if path.is_file():
@@ -185,7 +216,9 @@ class LanguageModel(Task):
         kind = CausalRows if self.options.objective == "causal" else MaskedRows
         return kind(self.stream(split), self.alphabet, length, self.options, seed=self.seed, split=split)
 
-    def model(self, config: Config) -> CausalModel | MaskedModel:
+    def model(self, config: Config) -> nn.Module:
+        if self.options.model == "hf":
+            return HuggingFaceMasked(config, self.options, symbols=self.alphabet.symbols)
         kind = CausalModel if self.options.objective == "causal" else MaskedModel
         return kind(config, symbols=self.alphabet.symbols, tied=self.options.tied)
 
@@ -244,6 +277,18 @@ class LanguageModel(Task):
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return {"length": self.options.length} if encoding == "learned" else {}
+
+
+class HuggingFaceMasked(Pretrained):
+    """An encoder of Hugging Face with its head for hidden tokens, which is new where the model was stored without it."""
+
+    def __init__(self, config: Config, options: LanguageModelOptions, *, symbols: int):
+        super().__init__(
+            config, options.path, "AutoModelForMaskedLM", absolute=options.absolute, fade=options.fade, symbols=symbols
+        )
+
+    def forward(self, batch: Batch) -> Float[Tensor, "chosen symbols"]:
+        return self.outputs(batch).logits.flatten(0, 1)[batch["chosen"]]
 
 
 class Rows(Examples):

@@ -1,10 +1,10 @@
 """Encoders of Hugging Face in tasks: loaded with the dropout of a config, and converted to its encoding."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lagwise.tasks.base import Batch
 from lagwise.tasks.models import sides_of
@@ -30,11 +30,16 @@ class Pretrained(nn.Module):
         path: The folder or the name of the model.
         head: The name of a class of transformers that loads it, such as "AutoModelForQuestionAnswering".
         absolute: What becomes of its absolute positions.
+        fade: With absolute="fade", the training steps after which nothing is left of them.
         symbols: Number of tokens of the tokenizer.
         options: Fields of the model's own config.
     """
 
-    def __init__(self, config: Config, path: str, head: str, *, absolute: Absolute, symbols: int, **options: Any):
+    steps: Tensor
+
+    def __init__(
+        self, config: Config, path: str, head: str, *, absolute: Absolute, fade: int, symbols: int, **options: Any
+    ):  # fmt: skip
         super().__init__()
         if config.per_layer == "gate":
             raise ValueError("per_layer must be true or false with model='hf', but is 'gate'")
@@ -44,12 +49,42 @@ class Pretrained(nn.Module):
                 f"tokenizer must be the model's, which has {self.inner.config.vocab_size:,} tokens, but it has {symbols:,}"
             )
         self.has_sides = getattr(self.inner.config, "type_vocab_size", 1) > 1
+        self.fade = fade
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def outputs(self, batch: Batch) -> Any:
-        """Returns what the model says of a batch."""
+        """Returns what the model says of a batch; one without lengths has rows that are full, of one side."""
+        if self.fade and self.training:
+            self.fade_positions()
+        if "lengths" not in batch:
+            return self.inner(input_ids=batch["tokens"])
         time = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
         sides = {"token_type_ids": sides_of(batch)} if self.has_sides else {}
         return self.inner(input_ids=batch["tokens"], attention_mask=(time < batch["lengths"][:, None]).long(), **sides)
+
+    def fade_positions(self) -> None:
+        """Takes a little more of the absolute positions away, from all of them at the first step."""
+        from lagwise.hf import fade
+
+        fade(self.inner, max(0.0, 1.0 - int(self.steps) / self.fade))
+        self.steps += 1
+
+    def shared_names(self) -> list[str]:
+        """Returns the names of what models with different heads have in common; a pooler is part of a head."""
+        body = f"inner.{self.inner.base_model_prefix}."
+        return [name for name in self.state_dict() if name.startswith(body) and ".pooler." not in name]
+
+
+def check_pretrained(model: str, path: str, absolute: str, fade: int) -> None:
+    """Raises for options of a task that do not fit a model of Hugging Face, or are for one where there is none."""
+    if absolute not in get_args(Absolute):
+        raise ValueError(f"absolute must be one of {', '.join(get_args(Absolute))}, but is {absolute!r}")
+    if bool(path) != (model == "hf"):
+        needed = "the folder or name of a model with model='hf', and left out without"
+        raise ValueError(f"path must be {needed}, but is {path!r} with model={model!r}")
+    if (fade > 0) != (absolute == "fade"):
+        needed = "a number of steps with absolute='fade', and 0 without"
+        raise ValueError(f"fade must be {needed}, but is {fade} with absolute={absolute!r}")
 
 
 def loaded(path: str, config: Config, head: str, options: dict[str, Any]) -> Any:

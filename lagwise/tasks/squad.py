@@ -21,7 +21,7 @@ from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.files import write_whole
 from lagwise.tasks.models import encoder_of, sides_of
-from lagwise.tasks.pretrained import Pretrained
+from lagwise.tasks.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.tasks.qanet import Averaged, QANet
 from lagwise.tasks.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
 from lagwise.tasks.streams import TOKENIZER
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ModelName = Literal["encoder", "qanet", "hf"]
-Absolute = Literal["remove", "keep"]
 
 ARTICLES = "articles.json"
 
@@ -47,6 +46,7 @@ class SquadOptions:
         path: Folder or name of the Hugging Face model.
         absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
             does "none" with "keep".
+        fade: With absolute="fade", the training steps after which nothing is left of them.
         tokenizer: "words", or folder, file or name of a tokenizer. Unless given that of the Hugging Face model, tokenizer.json or
             vocab.txt in the data folder, or WordPiece that is trained on the training text.
         vocabulary: Number of tokens of a tokenizer that is trained.
@@ -64,6 +64,7 @@ class SquadOptions:
     model: ModelName = "encoder"
     path: str = ""
     absolute: Absolute = "remove"
+    fade: int = 0
     tokenizer: str = ""
     vocabulary: int = 8000
     length: int = 384
@@ -81,15 +82,12 @@ class SquadOptions:
             vocabulary=self.vocabulary, length=self.length, stride=self.stride, question=self.question,
             longest_answer=self.longest_answer,
         )  # fmt: skip
-        for name, value, allowed in (("model", self.model, ModelName), ("absolute", self.absolute, Absolute)):
-            if value not in get_args(allowed):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, but is {value!r}")
+        if self.model not in get_args(ModelName):
+            raise ValueError(f"model must be one of {', '.join(get_args(ModelName))}, but is {self.model!r}")
         for name in ("average", "split_articles", "validation_articles"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be at least 0 and less than 1, but is {getattr(self, name)}")
-        if bool(self.path) != (self.model == "hf"):
-            needed = "the folder or name of a model with model='hf', and left out without"
-            raise ValueError(f"path must be {needed}, but is {self.path!r} with model={self.model!r}")
+        check_pretrained(self.model, self.path, self.absolute, self.fade)
 
 
 class Pieces(NamedTuple):
@@ -263,15 +261,15 @@ class Squad(Task):
 
     def model(self, config: Config) -> nn.Module:
         options = self.options
-        if config.start and options.model != "encoder":
-            raise ValueError(f"start must be left out with model={options.model!r}, but is {config.start!r}")
+        if config.start and options.model == "qanet":
+            raise ValueError(f"start must be left out with model='qanet', but is {config.start!r}")
         symbols = max(self.tokenizer.get_vocab().values()) + 1
         if options.model == "encoder":
             model: nn.Module = SpanEncoder(config, symbols=symbols)
         elif options.model == "qanet":
             model = QANet(config, symbols=symbols, frame=self.frame)
         else:
-            model = HuggingFaceSpans(config, options.path, absolute=options.absolute, symbols=symbols)
+            model = HuggingFaceSpans(config, options, symbols=symbols)
         return Averaged(model, options.average) if options.average else model
 
     def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -447,8 +445,10 @@ class SpanEncoder(nn.Module):
 class HuggingFaceSpans(Pretrained):
     """An encoder of Hugging Face with its head for questions."""
 
-    def __init__(self, config: Config, path: str, *, absolute: Absolute, symbols: int):
-        super().__init__(config, path, "AutoModelForQuestionAnswering", absolute=absolute, symbols=symbols)
+    def __init__(self, config: Config, options: SquadOptions, *, symbols: int):
+        super().__init__(
+            config, options.path, "AutoModelForQuestionAnswering", absolute=options.absolute, fade=options.fade, symbols=symbols
+        )
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch time 2"]:
         found = self.outputs(batch)

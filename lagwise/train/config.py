@@ -53,8 +53,9 @@ class Config:
         evaluate_examples: How many examples of a split are evaluated; all unless given.
         evaluate_batch: Examples of an evaluation step; `batch` unless given.
         lengths: Other lengths at which the test split is evaluated in the end.
-        start: Folder of a run whose embedding and encoder the model starts from, such as one of language modelling. With
-            `{encoding}`, `{seed}` and `*` it is another one for each encoding and seed: `runs/lm/{encoding}/*-seed{seed}`.
+        start: Folder of a run whose embedding and encoder the model starts from, such as one of language modelling; a model of
+            Hugging Face starts from one of the same. With `{encoding}`, `{seed}` and `*` it is another one for each encoding and
+            seed: `runs/lm/{encoding}/*-seed{seed}`.
         seed: Where the random numbers of weights, order and dropout start.
         data_seed: Where those of generated data start; `seed` unless given.
         precision: "fp32", "bf16" or "fp16".

@@ -426,12 +426,13 @@ def start_folder(config: Config) -> Path:
 
 
 def start_from(model: nn.Module, folder: Path) -> None:
-    """Gives a model the embedding and the encoder of a trained one."""
+    """Gives a model the embedding and the encoder of a trained one, or the body of one of Hugging Face."""
     checkpoint = load_latest(Run.open(folder).checkpoints)
     if checkpoint is None:
         raise ValueError(f"start must be a run with a checkpoint, but {folder} has none")
     given = checkpoint.tensors["model"]
-    wanted = {name: x for name, x in model.state_dict().items() if name.startswith(("embedding.", "encoder."))}
+    names = shared_names(model)
+    wanted = {name: x for name, x in model.state_dict().items() if name in names}
     wrong = [
         f"{name} is {list(given[name].shape)} there and {list(x.shape)} here" if name in given else f"{name} is missing there"
         for name, x in wanted.items() if name not in given or given[name].shape != x.shape
@@ -442,6 +443,12 @@ def start_from(model: nn.Module, folder: Path) -> None:
             f"{wrong[0] if wrong else 'the model has neither'}: use the same encoding with the same options, sizes and tokens"
         )
     model.load_state_dict({name: given[name] for name in wanted}, strict=False)
+
+
+def shared_names(model: nn.Module) -> set[str]:
+    """Returns the names of the embedding and the encoder; a model may have names of its own for them."""
+    own = getattr(model, "shared_names", None)
+    return set(own()) if own is not None else {name for name in model.state_dict() if name.startswith(("embedding.", "encoder."))}
 
 
 def default_tracker() -> str | None:
