@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from lagwise.cli import app
 from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.translation import Bleu, Decoding, Search, Told, Translate, beam_search, sample
+from lagwise.tasks.beam import Search, beam_search
+from lagwise.tasks.parallel_texts import sample
+from lagwise.tasks.translation import Bleu, Decoding, Told, Translate
 from lagwise.train.config import Config, with_fields
 from lagwise.train.loop import Session, Settings, make_config, train
 
@@ -24,7 +26,7 @@ TINY = {"vocabulary": 300, "length": 24, "tokens": 96}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("lagwise.tasks.translation.SAMPLE_SIZES", {"train": 64, "validation": 6, "test": 6})
+    monkeypatch.setattr("lagwise.tasks.parallel_texts.SAMPLE_SIZES", {"train": 64, "validation": 6, "test": 6})
 
 
 def config_of(**fields):

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -18,11 +18,12 @@ import lagwise
 from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
-from lagwise.tasks.corpora import text_of
-from lagwise.tasks.files import cache_folder, from_hub, required_file, store, write_whole
+from lagwise.tasks.beam import Search, Translation, beam_search
+from lagwise.tasks.files import cache_folder, store, write_whole
 from lagwise.tasks.lm import Perplexity
 from lagwise.tasks.lra import largest_rate
 from lagwise.tasks.models import TokenModel, decoder_of, encoder_of, stack_options, with_features
+from lagwise.tasks.parallel_texts import HUB_NAME, Parallel, lines_of, read
 from lagwise.tasks.sentences import first_layer_encoder
 from lagwise.tasks.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
 from lagwise.train.config import Config
@@ -30,39 +31,8 @@ from lagwise.train.config import Config
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FILES: dict[Split, str] = {"train": "train", "validation": "valid", "test": "test"}
-"""The names of the splits in the names of files."""
-
-SOURCE = "give a folder with train.SOURCE and train.TARGET, valid.* and test.*, such as train.en and train.de, a sentence a line"
-
 ENCODED = 4096
 """Sentences that are encoded at a time."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """How translations are looked for.
-
-    Args:
-        beam: How many hypotheses are followed; 1 takes the likeliest token each time.
-        length_penalty: The exponent of ((5 + n) / 6), by which the log-probability of n tokens is divided, the end counted.
-    """
-
-    beam: int = 4
-    length_penalty: float = 0.6
-
-    def __post_init__(self) -> None:
-        require_sizes(beam=self.beam)
-        if self.length_penalty < 0.0:
-            raise ValueError(f"length_penalty must be at least 0, but is {self.length_penalty}")
-
-    def penalty(self, length: int | Tensor) -> Any:
-        """Returns what the log-probability of a translation is divided by.
-
-        >>> Search(length_penalty=0.5).penalty(19)
-        2.0
-        """
-        return ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass(frozen=True)
@@ -121,20 +91,6 @@ WORDS = ("13a", "intl", "char", "zh", "none")
 """Of the ways in which sacrebleu splits words, those that need nothing else."""
 
 
-class Parallel(NamedTuple):
-    """Sentences and their translations."""
-
-    source: list[str]
-    target: list[str]
-
-
-class Translation(NamedTuple):
-    """Tokens without the end, and their log-probability by the length penalty, in nats."""
-
-    tokens: list[int]
-    score: float
-
-
 class Told(NamedTuple):
     """What the metrics are told beside the loss of each token."""
 
@@ -166,7 +122,7 @@ class Translate(Task):
         licence="that of the text; that of WMT17 is stated as unknown",
         published="none: the BLEU tables of Wu et al. 2021 (WMT17 En-De) could not be found",
         files="train, valid and test, each as .SOURCE and .TARGET, such as train.en and train.de, plain or as .xz or .gz",
-        hub="wmt/wmt17",
+        hub=HUB_NAME,
     )
     defaults: ClassVar[dict[str, Any]] = {
         "dim": 64, "layers": 2, "heads": 4, "batch": 1, "steps": 400, "warmup": 50, "rate": 3e-3, "schedule": "rsqrt",
@@ -201,7 +157,7 @@ class Translate(Task):
     def texts(self, split: Split) -> Parallel:
         """Returns the sentences of a split, which are read once."""
         if split not in self._texts:
-            self._texts[split] = read(self.data, split, self.options)
+            self._texts[split] = read(self.data, split, (self.options.source, self.options.target))
         return self._texts[split]
 
     @property
@@ -455,63 +411,6 @@ class Decoding:
         return self.model.scores(self.model.decoder(x, self.context, cache=self.cache, context_lengths=self.lengths)[:, 0])
 
 
-Step = Callable[[Int[Tensor, " now"], Int[Tensor, " now"]], Float[Tensor, "now symbols"]]
-"""Is told the last token of each hypothesis, and which of those before it goes on from; returns the scores of the next token.
-
-Those before the first step are the sentences.
-"""
-
-
-@torch.no_grad()
-def beam_search(
-    step: Step, limits: Int[Tensor, " sentences"], *, start: int, end: int, search: Search
-) -> list[Translation]:  # fmt: skip
-    """Returns the best translation of each sentence that beam search finds.
-
-    Of the candidates of a step the best ones, as many as the beam has, may end a translation; as many that do not end go on. A
-    sentence is over when as many translations ended as the beam has, or when none that goes on can become better than the best
-    of them, or at its limit, where translations must end.
-
-    Args:
-        step: The model.
-        limits: How many tokens the translation of each sentence may have, the end counted.
-        start: The token before the first.
-        end: The token after the last.
-        search: Beam and length penalty.
-    """
-    device, beam = limits.device, search.beam
-    found: list[list[Translation]] = [[] for _ in limits]
-    # The sentences that are not over; the tensors of the loop have a row for each.
-    alive = torch.arange(len(limits), device=device)
-    tokens = torch.full((len(limits), 1, 1), start, device=device)
-    scores, origins = torch.zeros(len(limits), 1, device=device), alive
-    for length in range(1, int(limits.max()) + 1):
-        steps = step(tokens[..., -1].flatten(), origins).float().log_softmax(-1).unflatten(0, scores.shape)
-        last, symbols = limits[alive] == length, steps.shape[2]
-        steps = steps.masked_fill(last[:, None, None] & (torch.arange(symbols, device=device) != end), -torch.inf)
-        totals, places = (scores[..., None] + steps).flatten(1).topk(min(2 * beam, steps[0].numel()))
-        parents, choices = places // symbols, places % symbols
-        ends = choices == end
-        for row, place in (ends & (totals > -torch.inf))[:, :beam].nonzero().tolist():
-            own = tokens[row, parents[row, place], 1:].tolist()
-            found[int(alive[row])].append(Translation(own, float(totals[row, place]) / search.penalty(length)))
-        # Each hypothesis has one candidate that ends, so that enough others are left.
-        kept = ends.long().argsort(dim=1, stable=True)[:, : min(beam, steps[0].numel() - scores.shape[1])]
-        scores, parents, choices = (x.gather(1, kept) for x in (totals, parents, choices))
-        best = scores[:, 0] / search.penalty(limits[alive])
-        over = [
-            done or len(found[sentence]) >= beam or any(each.score >= bound for each in found[sentence])
-            for sentence, done, bound in zip(alive.tolist(), last.tolist(), best.tolist(), strict=True)
-        ]
-        rows = torch.tensor([row for row, done in enumerate(over) if not done], dtype=torch.int64, device=device)
-        if not len(rows):
-            break
-        origins = (rows[:, None] * tokens.shape[1] + parents[rows]).flatten()
-        tokens = torch.cat([tokens[rows[:, None], parents[rows]], choices[rows][..., None]], dim=2)
-        alive, scores = alive[rows], scores[rows]
-    return [max(own, key=lambda each: each.score, default=Translation([], -float("inf"))) for own in found]
-
-
 class Bleu(Metric):
     """Corpus BLEU of sacrebleu, in percent: the sums over all sentences that it is made of.
 
@@ -580,7 +479,7 @@ class TokenPerplexity(Perplexity):
         super().update(losses, told.correct)
 
 
-# Texts
+# Tokens
 
 
 def encoded(tokenizer: "Tokenizer", texts: Sequence[str], end: int) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " texts"]]:
@@ -592,76 +491,3 @@ def encoded(tokenizer: "Tokenizer", texts: Sequence[str], end: int) -> tuple[Int
     ]
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
     return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(ends)
-
-
-def read(data: Path | str | None, split: Split, options: TranslationOptions) -> Parallel:
-    """Returns the sentences of a split and their translations, without the pairs of which one side is empty."""
-    if data is None:
-        return sample(split)
-    found = read_hub(split, options) if data == HUB else read_files(data, split, options)
-    kept = [(source, target) for source, target in zip(*found, strict=True) if source.strip() and target.strip()]
-    dropped = len(found.source) - len(kept)
-    if not kept:
-        raise ValueError(f"data must have sentences for {split}, but all {dropped} pairs of lines in {data} have an empty side")
-    if dropped:
-        warnings.warn(f"{dropped} of {len(found.source)} pairs of {split} have an empty side and are left out", stacklevel=2)
-    return Parallel([source for source, _ in kept], [target for _, target in kept])
-
-
-def read_files(data: Path | str, split: Split, options: TranslationOptions) -> Parallel:
-    """Returns the lines of two files, which must have as many."""
-    paths = [required_file(data, f"{FILES[split]}.{language}", SOURCE) for language in (options.source, options.target)]
-    source, target = (lines_of(path) for path in paths)
-    if len(source) != len(target):
-        shorter, longer = sorted(zip(paths, (len(source), len(target)), strict=True), key=lambda each: each[1])
-        raise ValueError(
-            f"{shorter[0]}, line {shorter[1] + 1}: is missing, as the file has {shorter[1]} lines and {longer[0]} {longer[1]}, "
-            "but expected are as many: a line is the translation of the same line of the other file"
-        )
-    return Parallel(source, target)
-
-
-def lines_of(path: Path) -> list[str]:
-    """Returns the lines of a file, plain or compressed; nothing but a line feed ends one."""
-    text = text_of(path)
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def read_hub(split: Split, options: TranslationOptions) -> Parallel:
-    """Returns the pairs of WMT17 from the Hugging Face Hub, which has English on one side."""
-    languages = (options.source, options.target)
-    if "en" not in languages:
-        raise ValueError(f"source or target must be 'en' with data='hub', but they are {languages[0]!r} and {languages[1]!r}")
-    other = next(language for language in languages if language != "en")
-    pairs = from_hub(Translate.facts.hub, split, f"{other}-en")["translation"]
-    rows = [(pair[options.source], pair[options.target]) for pair in pairs]
-    return Parallel([source for source, _ in rows], [target for _, target in rows])
-
-
-SAMPLE_SIZES: dict[Split, int] = {"train": 2000, "validation": 100, "test": 100}
-SAMPLE_WORDS = 30
-
-
-def invented_words(syllables: Sequence[str]) -> list[str]:
-    """Returns words of two syllables, no two of them equal.
-
-    >>> invented_words(["ba", "du"])[:3]
-    ['baba', 'badu', 'duba']
-    """
-    return [first + second for first in syllables for second in syllables][:SAMPLE_WORDS]
-
-
-def sample(split: Split) -> Parallel:
-    """Returns sentences of an invented language, and their translations into another: other words, the last one first."""
-    read, written = invented_words(["ka", "mo", "ti", "re", "su", "lin"]), invented_words(["dor", "fe", "gu", "wy", "zan", "hob"])
-    draws = torch.Generator().manual_seed(SPLITS.index(split))
-
-    def sentences() -> Iterator[list[int]]:
-        for size in torch.randint(2, 8, (SAMPLE_SIZES[split],), generator=draws).tolist():
-            yield torch.randint(SAMPLE_WORDS, (size,), generator=draws).tolist()
-
-    rows = list(sentences())
-    return Parallel(
-        [" ".join(read[word] for word in row) for row in rows],
-        [" ".join(written[word] for word in reversed(row)) for row in rows],
-    )
