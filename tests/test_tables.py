@@ -153,6 +153,7 @@ def test_models_by_hand(tmp_path):
     [
         ("cup results/some.jsonl", r"a mark must be `results: .*`, but argument kind: invalid choice: 'cup'"),
         ("league", r"a mark must be `results: .*`, but the following arguments are required: file"),
+        ("league results/some.jsonl --also los", r"--also must be one of loss, accuracy, but is 'los': did you mean 'loss'"),
         ("league results/other.jsonl", r"page.md: a mark must name a file of results, but results/other.jsonl is not there"),
     ],
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from lagwise.encodings import nearest
 from lagwise.lens import plots
 from lagwise.lens.results import stored_losses
 from lagwise.train.league import (
@@ -109,7 +110,10 @@ def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
 def league_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
     """Returns a league as a table, the best first, with other metrics beside the one that counts."""
-    rows = rows_of(group)
+    rows, known = rows_of(group), (group.members[0].result or {})["test"]
+    for metric in also:
+        if metric not in known:
+            raise ValueError(f"--also must be one of {', '.join(known)}, but is {metric!r}{nearest(metric, known)}")
     paired = {found.encoding: found.estimate for found in differences_of(group, baseline)}
     lengths = sorted({length for row in rows for length in row.lengths})
     unit = " in %" if factor == 100.0 else ""
