@@ -468,6 +468,12 @@ def test_questions_and_sentences_start_from_a_converted_model_that_went_on(tmp_p
         assert math.isfinite(train(config, tmp_path / name, CPU)["test"]["loss"])
     with pytest.raises(ValueError, match="start must be a run whose embedding and encoder have the sizes of this one"):
         Session(make_config("squad", encoding, **sizes, start=str(first)), CPU)
+    kept = make_config("glue/cola", encoding, **sizes, **start, **{"task.length": 48, "task.absolute": "keep"})
+    if encoding == "learned":
+        Session(kept, CPU)
+    else:
+        with pytest.raises(ValueError, match="absolute must be 'remove' to start from a run with absolute='"):
+            Session(kept, CPU)
 
 
 def test_pieces_of_words_are_the_same_each_time(tmp_path, monkeypatch):

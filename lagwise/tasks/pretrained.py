@@ -49,7 +49,7 @@ class Pretrained(nn.Module):
                 f"tokenizer must be the model's, which has {self.inner.config.vocab_size:,} tokens, but it has {symbols:,}"
             )
         self.has_sides = getattr(self.inner.config, "type_vocab_size", 1) > 1
-        self.fade = fade
+        self.absolute, self.fade = absolute if config.encoding != "learned" else "keep", fade
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def outputs(self, batch: Batch) -> Any:
@@ -73,6 +73,15 @@ class Pretrained(nn.Module):
         """Returns the names of what models with different heads have in common; a pooler is part of a head."""
         body = f"inner.{self.inner.base_model_prefix}."
         return [name for name in self.state_dict() if name.startswith(body) and ".pooler." not in name]
+
+    def check_start(self, config: Config) -> None:
+        """Raises for a run that did without the absolute positions that this model would add again."""
+        before = config.task_options.get("absolute", "remove")
+        if self.absolute != "remove" and before != "keep" and config.encoding != "learned":
+            raise ValueError(
+                f"absolute must be 'remove' to start from a run with absolute={before!r}, which does without absolute positions, "
+                f"but is {self.absolute!r}"
+            )
 
 
 def check_pretrained(model: str, path: str, absolute: str, fade: int) -> None:

@@ -427,9 +427,12 @@ def start_folder(config: Config) -> Path:
 
 def start_from(model: nn.Module, folder: Path) -> None:
     """Gives a model the embedding and the encoder of a trained one, or the body of one of Hugging Face."""
-    checkpoint = load_latest(Run.open(folder).checkpoints)
+    run = Run.open(folder)
+    checkpoint = load_latest(run.checkpoints)
     if checkpoint is None:
         raise ValueError(f"start must be a run with a checkpoint, but {folder} has none")
+    if (check := getattr(model, "check_start", None)) is not None:
+        check(run.config)
     given = checkpoint.tensors["model"]
     names = shared_names(model)
     wanted = {name: x for name, x in model.state_dict().items() if name in names}
