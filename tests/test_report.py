@@ -264,6 +264,26 @@ def test_a_figure_without_other_lengths_has_no_panel_for_them(tmp_path):
     assert len(report.plot([refused]).axes) == 3
 
 
+def test_each_group_has_its_own_title_above_it_which_fits(tmp_path):
+    linear = {"attention": "linear", "clip": 0.25, "weight_decay": 0.125, "rate": 0.0625}
+    maps = {"favor": {"features": 64, "redraw": 1}, "relu": {}}
+    runs = [
+        make_run(tmp_path, "t5", seed, 0.5, feature_map=name, **linear, **fields)
+        for name, fields in maps.items()
+        for seed in range(9)
+    ]
+    runs.append(make_run(tmp_path, "t5", 0, 0.5))
+    figure = report.plot(runs)
+    figure.canvas.draw()
+    assert len(figure.subfigs) == 3
+    for own, group in zip(figure.subfigs, groups(runs), strict=True):
+        title = own._suptitle
+        assert " ".join(title.get_text().split()).startswith(f"{group.title}: 1 position encoding")
+        box = title.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and own.bbox.y0 <= box.y0 and box.y1 <= own.bbox.y1
+    assert any("features=none" in group.title for group in groups(runs))
+
+
 def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):
     run = make_run(tmp_path, "t5", 0, 0.5)
     lines = [line for line in run.lines if "split" not in line]

@@ -219,7 +219,7 @@ def by_encoding(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
 
 def shown(value: Any) -> str:
     """Returns a field's value as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
 
 
 def main_metric(config: Config) -> tuple[str, bool]:

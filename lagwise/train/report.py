@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -174,6 +175,10 @@ def without_prior(group: Group) -> str:
     return f"Without an exact prior: {told}." if told else ""
 
 
+LETTERS = 13
+"""Letters of a title for each inch of a figure."""
+
+
 def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     """Returns a figure of each group of runs, one below the other: the learning curves, the league, and other lengths, if any."""
     try:
@@ -185,10 +190,12 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     tallest = max(len(group.runs) for group in found)
     lengths = any(row.lengths for group in found for row in rows_of(group))
     ratios = [1.25, 1, 1] if lengths else [1.25, 1]
-    figure = Figure(figsize=(16 if lengths else 11, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
-    for panels, group in zip(figure.subplots(len(found), len(ratios), squeeze=False, width_ratios=ratios), found, strict=True):
+    width = 16 if lengths else 11
+    figure = Figure(figsize=(width, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
+    for own, group in zip(figure.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):
         rows = rows_of(group)
         styles = {row.encoding: style(number) for number, row in enumerate(rows)}
+        panels = own.subplots(1, len(ratios), width_ratios=ratios)
         draw_curves(panels[0], group, styles)
         draw_league(panels[1], group, rows, styles)
         if lengths:
@@ -197,8 +204,8 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
             panel.grid(color="0.92")
             panel.set_axisbelow(True)
             panel.spines[["top", "right"]].set_visible(False)
-    note = f"\n{SAMPLE_NOTE}" if is_sample(found) else ""
-    figure.suptitle("\n".join(sentence(group) for group in found) + note, fontsize=10)
+        note = f"\n{SAMPLE_NOTE}" if is_sample([group]) else ""
+        own.suptitle(fill(sentence(group), width * LETTERS) + note, fontsize=10)
     return figure
 
 
