@@ -215,6 +215,19 @@ def test_gradients_are_the_derivative(form, causal):
     torch.autograd.gradcheck(call, (q, k, v, table, slope))
 
 
+@torch.no_grad()
+def shares(q, k, v, encoding, *, feature_map, causal):
+    """The sum of each row's weights, divided by the largest of its head."""
+    last = q.shape[2] - 1
+    terms, _ = linear.linear_terms(encoding, q, v, -last, last, scale=1.0, seed=None)
+    call = linear.prepare(q, k, v, terms, feature_map, scale=q.shape[-1] ** -0.5, causal=causal, key_mask=None)
+    lags = torch.arange(last + 1) - torch.arange(last + 1)[:, None]
+    logs = (call.bias.at(lags) + call.keys.weights()[:, :, None]).masked_fill(causal & (lags > 0), -torch.inf)
+    weights = torch.exp(logs - logs.amax((-2, -1), keepdim=True)) * (call.denominator_q @ call.keys.denominator.mT)
+    sums = weights.sum(-1)
+    return (sums / sums.amax(-1, keepdim=True))[..., None]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_within_the_budget(dtype, causal):
@@ -229,9 +242,10 @@ def test_low_precision_is_within_the_budget(dtype, causal):
             for form in forms(causal, encoding, feature_map):
                 actual = linear_attention(*low, encoding, impl=form, **options).detach()
                 assert actual.dtype == dtype
-                # Fourier transforms round relative to the largest weight of a head, here up to a thousand times that of a row.
-                eps = torch.finfo(dtype).eps + (1000 * torch.finfo(torch.float32).eps if form == "fft" else 0.0)
-                compare(f"{name}, {feature_map}, {form}", actual, expected, dense, ROUNDINGS * eps * float(v.abs().max()), None)
+                # Fourier transforms round relative to the largest row of a head, in as many rounds as their length has halves.
+                share, rounds = (shares(q, k, v, encoding, **options), math.log2(2 * q.shape[2])) if form == "fft" else (1.0, 1)
+                unit = rounds * ROUNDINGS * torch.finfo(dtype).eps * float(v.abs().max())
+                compare(f"{name}, {feature_map}, {form}", share * actual, share * expected, share * dense, unit, None)
 
 
 @pytest.mark.parametrize("name", ["none", "t5", "sine-spe", "conv-spe"])
