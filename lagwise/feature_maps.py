@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,9 @@ class FeatureMap(nn.Module, ABC):
 
     A map of one's own writes `queries`, and `keys` where the two differ. Features must not be negative.
     """
+
+    estimates_softmax: ClassVar[bool] = False
+    """Whether the weights estimate `exp(scale q' . k')`, those of softmax attention, in the mean over random features."""
 
     def factor(self, *, width: int, head_dim: int, scale: float) -> float:
         """Returns what q' and k' are multiplied by first: `(width / head_dim)^(1/4)`, 1 unless an encoding changes the width.
@@ -79,6 +82,7 @@ class Favor(FeatureMap):
     torch.Size([64, 16])
     """
 
+    estimates_softmax = True
     projection: Tensor
 
     def __init__(self, width: int, *, features: int = 256, seed: int = 0):

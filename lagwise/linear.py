@@ -47,8 +47,9 @@ def linear_attention(
         q: Queries; row r stands at position r.
         k: Keys; key j stands at position j. Fewer heads than q means that each serves a group of neighbouring query heads.
         v: Values, with the heads of k and any width.
-        encoding: An encoding, its terms, or None. Bias tables, transforms of q and k (stochastic encodings) and transforms of
-            the features (Rotary, PermuteFormer) have a linear form; gain, query, key and value tables have none.
+        encoding: An encoding, its terms, or None. Bias tables, transforms of q and k (stochastic encodings, Rotary with
+            "favor") and transforms of the features (PermuteFormer, Rotary with other maps) have a linear form; gain, query, key
+            and value tables have none.
         feature_map: "favor" (with a fixed projection), "relu", "elu", or a `FeatureMap`, such as `Favor` with its own projection.
         causal: Let queries see no key of a later position; needs as many queries as keys.
         lengths: Number of keys that exist in each row of the batch; the others are padding on the right.
@@ -288,6 +289,10 @@ def prepare(
     factor = phi.factor(width=width, head_dim=q.shape[-1], scale=scale)
     # A factor of one would be a pass over the memory.
     content_q, content_k = (x.to(compute) if factor == 1.0 else factor * x.to(compute) for x in (content_q, content_k))
+    moved = terms.features
+    if moved is not None and moved.softmax_inputs and phi.estimates_softmax:
+        content_q, content_k = moved.function(content_q, content_k, q_positions, k_positions)
+        moved = None
     features_q = phi.queries(content_q)
     features_k, log_weight = phi.keys(content_k)
     if features_q.shape[-1] != features_k.shape[-1]:
@@ -300,10 +305,10 @@ def prepare(
     if log_weight is not None:
         log_weight = per_query_head(log_weight, heads)
     plain_q = plain_k = None
-    if terms.features is not None:
-        if terms.features.numerator_only:
+    if moved is not None:
+        if moved.numerator_only:
             plain_q, plain_k = features_q, features_k
-        features_q, features_k = terms.features.function(features_q, features_k, q_positions, k_positions)
+        features_q, features_k = moved.function(features_q, features_k, q_positions, k_positions)
     if key_mask is not None:
         visible = log_weight if log_weight is not None else features_k.new_zeros(1, 1, 1)
         log_weight = visible.masked_fill(~key_mask[:, None], -torch.inf)

@@ -22,10 +22,13 @@ class FeatureTransform:
     Args:
         function: Maps `(phi_q, phi_k, q_positions, k_positions)` to `(phi'_q, phi'_k)`.
         numerator_only: Keep the features themselves in the denominator, for a function whose products may be negative.
+        softmax_inputs: Map queries and keys in place of features that estimate softmax attention, such as those of "favor": the
+            weights are then estimates of softmax attention's with the same map. Their features have no meaning one by one.
     """
 
     function: Transform
     numerator_only: bool = False
+    softmax_inputs: bool = False
 
 
 TABLES = ("bias", "gain", "query", "key", "value")

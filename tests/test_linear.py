@@ -433,15 +433,37 @@ def test_rotary_turns_features_in_the_numerator():
     assert_forms(q, k, v, encoding, expected, feature_map="relu", causal=True)
 
 
-@pytest.mark.parametrize("name", ["rotary", "permute", "t5", "alibi"])
-def test_linear_attention_depends_on_lags_alone(name):
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary_turns_queries_and_keys_before_features_that_estimate_softmax(causal):
+    q, k, v = tensors(1, 11, dim=6)
+    encoding = lagwise.Rotary(head_dim=6)
+    terms = encoding.terms(-10, 10, scale=1.0)
+    places = torch.arange(11)
+    turned = terms.transform(q, k, places, places)
+    favor = Favor(6, features=8)
+    wanted = linear_attention(*turned, v, feature_map=favor, causal=causal, impl="dense")
+    assert_forms(q, k, v, encoding, wanted, feature_map=favor, causal=causal)
+    # The mean over projections of the weights is what softmax attention has.
+    many = Favor(6, features=60_000)
+    q, k = 0.5 * q, 0.5 * k
+    exact = lagwise.attention(q, k, v, encoding, causal=causal, impl="dense")
+    assert_close(linear_attention(q, k, v, encoding, feature_map=many, causal=causal), exact, rtol=0.0, atol=0.03)
+    plain = lagwise.attention(q, k, v, causal=causal, impl="dense")
+    assert (plain - exact).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "feature_map"), [("rotary", "relu"), ("permute", "favor"), ("permute", "relu"), ("t5", "favor"), ("alibi", "favor")]
+)
+def test_linear_attention_depends_on_lags_alone(name, feature_map):
     q, k, v = tensors(1, 12)
     moved = [torch.cat([torch.randn(1, HEADS, 9, DIM, dtype=torch.float64), x], dim=2) for x in (q, k, v)]
     mask = torch.arange(21)[None] >= 9
     encoding = make(name)
     for causal in (False, True):
-        plain = linear_attention(q, k, v, encoding, causal=causal)
-        assert_close(linear_attention(*moved, encoding, causal=causal, key_mask=mask)[:, :, 9:], plain)
+        options = {"feature_map": feature_map, "causal": causal}
+        plain = linear_attention(q, k, v, encoding, **options)
+        assert_close(linear_attention(*moved, encoding, key_mask=mask, **options)[:, :, 9:], plain)
 
 
 def test_terms_add_beside_features():
@@ -708,7 +730,7 @@ def test_bad_tensors_raise():
     with pytest.raises(ValueError, match="k must have the width of q"):
         linear_attention(q, k[..., :2], v)
     with pytest.raises(ValueError, match="must be even"):
-        linear_attention(q, k, v, lagwise.Rotary(head_dim=4), feature_map=Favor(4, features=7))
+        linear_attention(q[..., :3], k[..., :3], v, lagwise.Rotary(head_dim=4), feature_map="relu")
     with pytest.raises(ValueError, match="width must be a whole number"):
         Favor(0)
 

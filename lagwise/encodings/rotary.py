@@ -17,7 +17,8 @@ class Rotary(Encoding):
         q'_t = R(t) q_t,   k'_t = R(t) k_t           R(t) turns channel pair c by t / base^(2c / head_dim)
 
     Su et al. (2021), equation 15. Phases are taken in float64: position one million is as exact as position one. In linear
-    attention it turns the features instead, by their own width and in the numerator alone (their equation 19).
+    attention with features that estimate softmax ("favor") it is the same; it turns others instead of q and k, by their own
+    width and in the numerator alone (their equation 19).
 
     Args:
         head_dim: Width of a head; even.
@@ -39,10 +40,10 @@ class Rotary(Encoding):
         return Terms(transform=self._transform)
 
     def linear_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        return Terms(features=FeatureTransform(self._turn_features, numerator_only=True))
+        return Terms(features=FeatureTransform(self._turn_any, numerator_only=True, softmax_inputs=True))
 
-    def _turn_features(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        width = require_even("the number of features", q.shape[-1])
+    def _turn_any(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        width = require_even("the number of features or channels", q.shape[-1])
         return self._turned(q, k, q_positions, k_positions, width)
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:

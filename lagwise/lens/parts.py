@@ -103,7 +103,7 @@ def attention_parts(
     """Returns the parts of the logits of `lagwise.attention`, whose arguments these are, in float32 at least.
 
     With a feature map they are those of `lagwise.linear_attention`, and the posterior is its weights. Rotary is refused beside
-    one: it turns the features in the numerator alone, so that weights may be negative and do not sum to one.
+    "relu" and "elu": it turns their features in the numerator alone, so that weights may be negative and do not sum to one.
 
     >>> import lagwise
     >>> q = k = torch.randn(1, 8, 10, 64)
@@ -173,7 +173,7 @@ def _log_kernel(
     if call.plain_q is not None:
         raise ValueError(
             "encoding must keep the weights of linear attention probabilities, but Rotary turns features in the numerator alone: "
-            "weights may be negative and do not sum to one, so that there is no posterior to show"
+            "weights may be negative and do not sum to one, so that there is no posterior to show. With 'favor' there is one"
         )
     kernel = call.q @ call.keys.features.mT
     if bool((kernel < 0.0).any()):
