@@ -245,6 +245,47 @@ def test_lines_that_are_no_runs_are_refused(tmp_path):
         records.stored_runs([tmp_path / "nothing"])
 
 
+def test_repeat_trains_published_runs_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    tiny = ["dim=8", "heads=2", "layers=1", "batch=4", "examples=20", "evaluate_examples=20", "data_seed=0"]
+    saved = tmp_path / "lines.jsonl"
+    common = ["--device", "cpu", "--jobs", "1", "--workers", "0"]
+    places = ["--out", str(tmp_path / "first"), "--save", str(saved)]
+    made = CliRunner().invoke(app, ["compare", "--encodings", "t5,none", "--seeds", "2", "--steps", "3", *tiny, *common, *places])
+    assert made.exit_code == 0, made.output
+    lines = [json.loads(line) for line in saved.read_text().splitlines()]
+    changed = [{**line, "result": {**line["result"], "test": {"loss": 1.0, "accuracy": 0.25}}} for line in lines]
+    saved.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    options = ["repeat", str(saved), *common, "--out", str(tmp_path / "again")]
+    ended = CliRunner().invoke(app, [*options, "--encodings", "t5", "--seeds", "1"])
+    assert ended.exit_code == 0, ended.output
+    (first,) = [line for line in lines if line["config"]["encoding"] == "t5" and line["config"]["seed"] == 0]
+    score = first["result"]["test"]["accuracy"]
+    rows = [row for row in ended.output.splitlines() if "process-50" in row and "│" in row]
+    assert [[cell.strip() for cell in row.strip("│ ").split("│")] for row in rows] == [
+        ["process-50", "t5", "0", "accuracy", "0.2500", f"{score:.4f}", f"{score - 0.25:+.4f}"]
+    ]
+    everything = CliRunner().invoke(app, options)
+    assert everything.exit_code == 0 and everything.output.count("│ process-50 ") == 4, everything.output
+
+
+def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    run = stored(tmp_path / "runs", "t5", 0, 0.5, environment={**ENVIRONMENT, "data": "data/imdb", "device": "x", "commit": None})
+    saved = tmp_path / "lines.jsonl"
+    records.save([run], saved)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for arguments, words in (
+        ([str(saved)], "trained on data/imdb, which is not there: pass --data"),
+        ([str(saved), "--encodings", "at5"], "encodings must be among those of the runs, t5, but one is 'at5'"),
+        ([str(saved), "--seeds", "0"], "seeds must be at least 1, but is 0"),
+        ([str(empty)], "there must be runs to repeat, but there are none"),
+    ):
+        ended = CliRunner().invoke(app, ["repeat", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")])
+        assert ended.exit_code == 1 and words in " ".join(ended.output.split()), ended.output
+
+
 def test_compare_saves_lines_tunes_and_reads_them_again(tmp_path):
     runs = [with_rate(tmp_path / "runs", "t5", 0, rate, value, value) for rate, value in ((1e-3, 0.5), (1e-2, 0.7))]
     options = ["compare", "--tune", "rate", "--out", str(tmp_path / "out")]

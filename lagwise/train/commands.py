@@ -1,5 +1,6 @@
-"""The commands of the harness: compare, train, evaluate, generate, tasks."""
+"""The commands of the harness: compare, repeat, train, evaluate, generate, tasks, results."""
 
+import math
 import os
 import shlex
 import sys
@@ -39,6 +40,7 @@ Lengths = Annotated[
     str | None, typer.Option(help="Evaluate the test split at these lengths too, with commas between: the inductive test.")
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")]
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
 
 
@@ -63,7 +65,7 @@ def in_words() -> Iterator[None]:
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    for command in (compare, train, evaluate, generate, tasks, results):
+    for command in (compare, repeat, train, evaluate, generate, tasks, results):
         app.command()(command)
 
 
@@ -86,7 +88,7 @@ def compare(
     device: Device = "auto",
     precision: Precision = None,
     lengths: Lengths = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")] = None,
+    jobs: Jobs = None,
     workers: Workers = None,
     again: Annotated[bool, typer.Option("--again", help="Run what is there already once more.")] = False,
     tune: Annotated[
@@ -149,6 +151,42 @@ def compare(
         console.print(f"written to {save}")
     for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials)):
         console.print(f"written to {path}")
+
+
+@in_words()
+def repeat(
+    file: Annotated[Path, typer.Argument(help="Lines of runs, as in results/.", exists=True, dir_okay=False)],
+    encodings: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Only the first so many seeds of each.")] = None,
+    data: Data = None,
+    device: Device = "auto",
+    jobs: Jobs = None,
+    workers: Workers = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Train published runs once more, with all their fields and seeds, and show the old and the new numbers side by side.
+
+        lagwise repeat results/process-50.jsonl --encodings t5,at5 --seeds 1
+        lagwise repeat results/lra-text.jsonl --encodings rotary --data IMDB --device cuda
+
+    On a CPU of the same kind and with the same versions the numbers are the same; elsewhere rounding differs, and they differ
+    too. Runs that start from others find them where these were repeated with the same --out.
+    """
+    from lagwise.train import records
+    from lagwise.train.league import chosen, main_metric
+
+    published = chosen(records.read(file), None if encodings is None else encodings.split(","), seeds)
+    settings = with_data_of(published[0], settings_of(device, data, save_every=0, workers=workers))
+    outcomes = run_all([run.config for run in published], out, settings, jobs, again=False)
+    table = Table("task", "encoding", "seed", "metric", "published", "now", "difference", title=str(file))
+    for before, outcome in zip(published, outcomes, strict=True):
+        config, (metric, _) = before.config, main_metric(before.config)
+        old, new = (math.nan if result is None else result["test"][metric] for result in (before.result, outcome.run.result))
+        words = [f"{new:.4f}", f"{new - old:+.4f}"] if outcome.error is None else [outcome.error, ""]
+        table.add_row(config.task, config.encoding, str(config.seed), metric, f"{old:.4f}", *words)
+    console.print(table)
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
 
 
 @in_words()

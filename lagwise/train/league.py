@@ -199,6 +199,23 @@ def data_of(run: Run) -> str:
     return run.environment["data"]
 
 
+def chosen(runs: Sequence[Run], encodings: Sequence[str] | None, seeds: int | None) -> list[Run]:
+    """Returns the runs of some encodings and of the first so many seeds of each; None leaves all."""
+    known = list(dict.fromkeys(run.config.encoding for run in runs))
+    for name in encodings or ():
+        if name not in known:
+            raise ValueError(f"encodings must be among those of the runs, {', '.join(known)}, but one is {name!r}")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds must be at least 1, but is {seeds}")
+    numbers = {name: sorted({run.config.seed for run in runs if run.config.encoding == name})[:seeds] for name in known}
+    found = [
+        run for run in runs if run.config.encoding in (encodings or known) and run.config.seed in numbers[run.config.encoding]
+    ]
+    if not found:
+        raise ValueError("there must be runs to repeat, but there are none")
+    return found
+
+
 def by_encoding(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name."""
     options: dict[str, list[dict[str, Any]]] = {}
