@@ -239,7 +239,8 @@ def draw_curves(panel: "Axes", group: Group, styles: dict[str, dict[str, Any]]) 
 
 
 def name_ends(panel: "Axes", ends: dict[str, Point], styles: dict[str, dict[str, Any]]) -> None:
-    """Writes names beside the ends of curves, as far apart as they have to be."""
+    """Writes names beside the ends of curves, as far apart as they have to be; an end that is no number has no place."""
+    ends = {name: end for name, end in ends.items() if math.isfinite(end[1])}
     low, high = panel.get_ylim()
     right = panel.get_xlim()[1]
     names = sorted(ends, key=lambda name: ends[name][1])
@@ -285,8 +286,8 @@ def draw_league(panel: "Axes", group: Group, rows: Sequence[Row], styles: dict[s
     panel.set_ylim(len(rows) - 0.5, -0.5)
     better = "right" if group.higher_is_better else "left"
     counts = sorted({len(row.seeds) for row in rows})
-    spans = "mean with 95 % interval" if counts[-1] > 1 else "one seed, no interval"
-    panel.set_title(f"League: {spans}; rings are seeds", fontsize=10, loc="left")
+    spans = "Mean, 95 % interval" if counts[-1] > 1 else "One seed, no interval"
+    panel.set_title(f"{spans}; rings: seeds", fontsize=10, loc="left")
     panel.set(xlabel=f"test {group.metric} (better to the {better})")
 
 
