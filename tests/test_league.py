@@ -274,12 +274,14 @@ def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):
     run = stored(tmp_path / "runs", "t5", 0, 0.5, environment={**ENVIRONMENT, "data": "data/imdb", "device": "x", "commit": None})
     saved = tmp_path / "lines.jsonl"
     records.save([run], saved)
-    empty = tmp_path / "empty.jsonl"
+    empty, mixed = tmp_path / "empty.jsonl", tmp_path / "mixed.jsonl"
     empty.write_text("")
+    records.save([run, stored(tmp_path / "others", "t5", 1, 0.5, environment={**ENVIRONMENT, "commit": None})], mixed)
     for arguments, words in (
         ([str(saved)], "trained on data/imdb, which is not there: pass --data"),
         ([str(saved), "--encodings", "at5"], "encodings must be among those of the runs, t5, but one is 'at5'"),
         ([str(saved), "--seeds", "0"], "seeds must be at least 1, but is 0"),
+        ([str(mixed)], "must have one kind of data, but have data/imdb, generated or built-in sample"),
         ([str(empty)], "there must be runs to repeat, but there are none"),
     ):
         ended = CliRunner().invoke(app, ["repeat", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")])

@@ -173,9 +173,13 @@ def repeat(
     too. Runs that start from others find them where these were repeated with the same --out.
     """
     from lagwise.train import records
-    from lagwise.train.league import chosen, main_metric
+    from lagwise.train.league import chosen, data_of, main_metric
 
     published = chosen(records.read(file), None if encodings is None else encodings.split(","), seeds)
+    if len(kinds := sorted({data_of(run) for run in published})) > 1:
+        raise ValueError(
+            f"the runs of {file} must have one kind of data, but have {', '.join(kinds)}: give each a file of its own"
+        )
     settings = with_data_of(published[0], settings_of(device, data, save_every=0, workers=workers))
     outcomes = run_all([run.config for run in published], out, settings, jobs, again=False)
     table = Table("task", "encoding", "seed", "metric", "published", "now", "difference", title=str(file))
