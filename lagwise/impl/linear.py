@@ -170,10 +170,16 @@ def chunked(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
         logs = pair_logs(call, chunked_keys, part) if logs is None else logs
         weight = torch.exp(logs - top[:, :, here, :, None])
         scores = weight * (q[:, :, here] @ chunked_keys.features[:, :, there].mT)
-        numerator = placed(scores @ chunked_keys.values[:, :, there], here, chunks)
-        if chunked_keys.plain is not None:
+        values = chunked_keys.values[:, :, there]
+        if chunked_keys.plain is None:
+            # The sum of the weights is one more column: summing by itself is two more passes over all pairs, and back.
+            found = scores @ pad(values, (0, 1), value=1.0)
+            numerator, denominator = found[..., :-1], found[..., -1:]
+        else:
+            numerator = scores @ values
             scores = weight * (plain_q[:, :, here] @ chunked_keys.plain[:, :, there].mT)
-        return numerator, placed(scores.sum(-1, keepdim=True), here, chunks)
+            denominator = scores.sum(-1, keepdim=True)
+        return placed(numerator, here, chunks), placed(denominator, here, chunks)
 
     def beyond(part: Far) -> tuple[Tensor, Tensor]:
         here, kv, mass, logs = part
