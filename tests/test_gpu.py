@@ -543,6 +543,13 @@ def test_code_kernels_with_every_option(call):
     assert_kernels_within_budget(*kernel_call(kind, device="cuda", **options))
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-37, 1e-41])
+@pytest.mark.parametrize("kind", [("sine-spe", {"sines": 5}), ("conv-spe", {"kernel_size": 128})], ids=["sine", "conv"])
+def test_code_kernels_where_a_token_has_next_to_no_gradient(kind, size):
+    weight = torch.tensor([1.0, size, 0.0, 1.0], device="cuda")[:, None]
+    assert_kernels_within_budget(*kernel_call(kind, device="cuda", time=4, realizations=64), weight=weight)
+
+
 def test_codes_on_a_grid_are_those_of_the_cpu():
     encoding, q, k, *positions = kernel_call(("conv-spe", {"kernel_size": (2, 3), "grid": (5,)}), batch=2, time=25)
     expected = features(encoding, q, k, *positions)

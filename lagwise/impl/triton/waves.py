@@ -31,6 +31,8 @@ HALF_TURN = tl.constexpr(3.141592653589793 / 2**31)
 
 # Numbers of a tile [rows, realizations] that a program holds.
 HELD = 8192
+# The least number that rows are divided by: 256 times its inverse is finite, and a row of smaller numbers counts as nothing.
+LEAST = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -82,9 +84,8 @@ def sine(angle):
 
 @triton.jit
 def largest(x, axis: tl.constexpr):
-    """Returns the largest size of numbers along an axis, one where all are zero."""
-    most = tl.max(tl.abs(x), axis)
-    return tl.where(most > 0.0, most, 1.0)
+    """Returns the largest size of numbers along an axis, which may be divided by."""
+    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
 
 
 @triton.jit
@@ -109,11 +110,11 @@ def features_kernel(
     r, m = tl.arange(0, REALIZATIONS), tl.arange(0, 2 * WAVES)
     batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, ROWS)
     Own = X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time
-    most = tl.zeros([ROWS], tl.float32) + 1e-30
+    most = tl.zeros([ROWS], tl.float32)
     for start in range(0, channels, BLOCK):
         channel = start + tl.arange(0, BLOCK)
         x = tl.load(Own[:, None] + channel[None, :], mask=(channel < channels)[None, :], other=0.0).to(tl.float32)
-        most = tl.maximum(most, tl.max(tl.abs(x), 1))
+        most = tl.maximum(most, largest(x, 1))
     y, inverse = tl.zeros([ROWS, REALIZATIONS], tl.float32), 1.0 / most * LARGER
     # The columns of the left operand: cosine and sine of each wave in turn. A sine is a cosine a quarter of a turn later.
     wave = m // 2
