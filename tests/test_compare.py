@@ -156,6 +156,15 @@ def test_runs_are_done_kept_resumed_and_may_fail(tmp_path, monkeypatch, jobs):
     assert environment["threads"] == (torch.get_num_threads() if jobs == 1 else 3)
 
 
+def test_one_process_does_runs_of_several_precisions(tmp_path):
+    fields = {"steps": 1, "warmup": 0, "dim": 8, "batch": 2, "heads": 2, "evaluate_examples": 2}
+    configs = plan("process-50", ["none"], seeds=1, changes=fields, tune={"precision": ["fp32", "bf16"]})
+    outcomes = run_all(configs, tmp_path, CPU)
+    assert [(outcome.status, outcome.error) for outcome in outcomes] == [("ran", None)] * 2
+    losses = [run.result["test"]["loss"] for run in (outcome.run for outcome in outcomes) if run.result is not None]
+    assert losses[0] != losses[1]
+
+
 def test_again_runs_what_is_complete_once_more(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "train", fake_train)
     run = stored(tmp_path, "t5", 0, 0.5)
