@@ -245,9 +245,44 @@ def test_ablations_by_hand(tmp_path):
         tables.filled(page, tmp_path, figures=False)
 
 
+def test_styles_by_hand(tmp_path):
+    known = {"bench": "styles", "environment": HEAD, "sampling": {"count": 3, "seed": 0}, "prompts": ["test:0", "test:1"]}
+    page = project(tmp_path, "styles results/styles.jsonl --figure docs/styles.png")
+
+    def line(encoding, seed, *rows):
+        return {**known, "config": {"encoding": encoding, "seed": seed}, "styles": {"onset-drum": rows}}
+
+    found = [
+        line("rotary", 0, [0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]),
+        line("sinusoidal", 0, [0.9, 0.8, 0.1, 0.1], [0.7, 0.6, 0.1, 0.1]),
+        line("rotary", 1, [0.5, 0.4, 0.3, 0.4]),
+    ]
+    path = tmp_path / "results" / "styles.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in found))
+    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    # Medians of the continuations, then means of the seeds; only seed 0 has both encodings.
+    assert lines[2:6] == [
+        "| encoding, onset-drum | 1st quarter | 2nd | 3rd | 4th | 4th, minus `sinusoidal` | seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| `rotary` | 0.5 | 0.4 | 0.3 | 0.3 ± 1.3 | +0.1 | 2 |",
+        "| `sinusoidal` | 0.8 | 0.7 | 0.1 | 0.1 |  | 1 |",
+    ]
+    assert lines[7] == (
+        "3 lines (3 continuations of 2 pieces each) in results/styles.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
+    )
+    assert (tmp_path / "docs" / "styles.png").read_bytes().startswith(b"\x89PNG")
+    page.write_text(page.read_text().replace("styles.jsonl", "styles.jsonl --baseline t5"))
+    with pytest.raises(ValueError, match="--baseline must be one of rotary, sinusoidal, but is 't5'"):
+        tables.filled(page, tmp_path, figures=False)
+    path.write_text("".join(json.dumps(each) + "\n" for each in (found[0], {**found[1], "prompts": ["test:9"]})))
+    with pytest.raises(ValueError, match="must have lines that are drawn alike from the same prompts"):
+        tables.filled(page, tmp_path, figures=False)
+
+
 @pytest.mark.parametrize(
     ("kind", "content", "words"),
     [
+        ("styles", "", "must have lines of `lagwise styles --save`, but is empty"),
         ("ablation", "", "must have lines of `lagwise ablate --save`, but is empty"),
         ("ablation", '{"bench": "run"}', "line 1: is no line of 'ablation': expected are those of `lagwise ablate --save`"),
         ("models", '{"bench": "run"}', "line 1: is no line of 'models': expected are those of `lagwise bench models`"),

@@ -5,14 +5,18 @@ import math
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import symusic
 import torch
 from training import losses_of
+from typer.testing import CliRunner
 
+from lagwise.cli import app
 from lagwise.feature_maps import Favor
+from lagwise.lens import styles_by_quarter
 from lagwise.tasks.base import SPLITS, Sampling
 from lagwise.tasks.midi import (
     Grammar,
@@ -377,6 +381,48 @@ def test_files_are_written_and_the_same_under_a_seed(tmp_path):
     assert set(facts["style_by_quarter"]) == {"time-pitch", "onset-duration"} and SILENT in facts["sound"]
     written = symusic.Score(tmp_path / "a/piece-0.mid")
     assert len(notes_of(written).onsets) == facts["notes"] > 0
+
+
+def test_styles_are_those_of_the_pieces_that_are_generated(tmp_path):
+    task = Groove(length=60)
+    model, sampling = task.model(config_of("groove")).eval(), Sampling(count=2, length=200, seed=5)
+    prompts = task.long_pieces("test", 2)
+    found = task.styles(model, prompts, sampling)
+    for number, prompt in enumerate(prompts):
+        with pytest.warns(UserWarning, match=SILENT):
+            task.generate(model, prompt, replace(sampling, seed=5 + number), tmp_path / str(number))
+    paths = [tmp_path / str(number) / f"piece-{piece}.json" for number in range(2) for piece in range(2)]
+    assert {name: torch.tensor(rows).tolist() for name, rows in found.items()} == {
+        name: rows.tolist() for name, rows in styles_by_quarter(paths).items()
+    }
+    assert list(found) == ["onset-drum"] and len(found["onset-drum"]) == 4 and any(map(any, found["onset-drum"]))
+    with pytest.raises(ValueError, match="prompts must be pieces, whose style is compared with, but one is 'none'"):
+        task.styles(model, ["none"], sampling)
+
+
+def test_styles_go_on_from_pieces_that_are_as_long_as_a_training_example():
+    sizes = [len(piece.tokens) for piece in Groove().pieces("test")]
+    middle = sorted(sizes)[len(sizes) // 2]
+    long = [f"test:{number}" for number, size in enumerate(sizes) if size > middle]
+    assert 0 < len(long) < len(sizes)
+    assert Groove(length=middle).long_pieces("test", len(long)) == long
+    with pytest.raises(ValueError, match=f"pieces must be at most {len(long)}, .* more than {middle} tokens, but are 9"):
+        Groove(length=middle).long_pieces("test", 9)
+
+
+def test_the_command_tells_the_styles_of_runs(tmp_path):
+    groove, reber = tmp_path / "groove", tmp_path / "reber"
+    small = ["dim=8", "heads=2", "batch=2", "evaluate_examples=2", "--steps", "1", "--device", "cpu"]
+    for task, folder, more in (("groove", groove, ["layers=1", "task.length=60"]), ("reber", reber, [])):
+        assert CliRunner().invoke(app, ["train", task, "--folder", str(folder), *small, *more]).exit_code == 0
+    words = ["--pieces", "2", "--count", "1", "--length", "150", "--device", "cpu", "--save", str(tmp_path / "styles.jsonl")]
+    found = CliRunner().invoke(app, ["styles", str(groove), *words])
+    assert found.exit_code == 0 and "onset-drum" in found.output
+    line = json.loads((tmp_path / "styles.jsonl").read_text())
+    assert line["bench"] == "styles" and line["prompts"] == ["test:0", "test:1"] and line["sampling"]["length"] == 150
+    assert [len(row) for row in line["styles"]["onset-drum"]] == [4, 4]
+    refused = CliRunner().invoke(app, ["styles", str(reber), *words])
+    assert refused.exit_code == 1 and "runs must be of music (piano, groove)" in refused.output
 
 
 def test_sound_is_written_where_fluidsynth_is(tmp_path, monkeypatch):

@@ -4,12 +4,12 @@ import json
 import re
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -140,6 +140,16 @@ class MeanLoss(Perplexity):
         return self.nats / self.count
 
 
+class Continuations(NamedTuple):
+    """Pieces that go on from one prompt."""
+
+    given: int  # tokens of the prompt
+    rows: list[list[int]]  # all tokens of each piece
+    nlls: list[float]  # nats per token that was drawn
+    start: float  # the beat at which the prompt ends
+    reference: "Score | None"  # the piece that the prompt is from
+
+
 class Music(Task):
     """Pieces of music as REMI tokens, whose next one is asked for."""
 
@@ -241,22 +251,60 @@ class Music(Task):
             sampling: How many, how long, and how they are drawn; tokens that cannot come next are never drawn.
             out: A folder.
         """
+        drawn = self.continuations(model, prompt, sampling)
+        out.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for number, (row, nll) in enumerate(zip(drawn.rows, drawn.nlls, strict=True)):
+            facts = {"prompt": prompt, "prompt_tokens": drawn.given, "tokens": len(row), "nll": nll}
+            stem = out / f"piece-{number}"
+            paths += self.write_piece(self.notation.score(row), stem, start=drawn.start, reference=drawn.reference, facts=facts)
+        return paths
+
+    def continuations(self, model: nn.Module, prompt: str | None, sampling: Sampling) -> "Continuations":
+        """Draws pieces that go on from a prompt, see `generate`."""
         assert isinstance(model, CausalModel)
         given, reference = self.prompt(prompt)
         device = next(model.parameters()).device
         prompts = torch.tensor([given] * sampling.count, device=device)
         grammar = Grammar(self.notation, sampling.count, device)
         found = generate(model, prompts, sampling, allowed=grammar, end=self.notation.end)
-        out.mkdir(parents=True, exist_ok=True)
-        start = 0.0 if len(given) == 1 else self.beats(given)
-        paths = []
-        for number, row in enumerate(found.tokens.tolist()):
+        rows, nlls = [], []
+        for row, nats in zip(found.tokens.tolist(), -found.log_probabilities, strict=True):
             size = row.index(self.notation.end) + 1 if self.notation.end in row else len(row)
-            nats = -found.log_probabilities[number, : size - len(given)]
-            facts = {"prompt": prompt, "prompt_tokens": len(given), "tokens": size, "nll": float(nats.mean())}
-            score = self.notation.score(row[:size])
-            paths += self.write_piece(score, out / f"piece-{number}", start=start, reference=reference, facts=facts)
-        return paths
+            rows.append(row[:size])
+            nlls.append(float(nats[: size - len(given)].mean()))
+        start = 0.0 if len(given) == 1 else self.beats(given)
+        return Continuations(len(given), rows, nlls, start, reference)
+
+    def styles(self, model: nn.Module, prompts: Iterable[str], sampling: Sampling) -> dict[str, list[list[float]]]:
+        """Returns how like the piece of its prompt each quarter of continuations is, by each histogram, in the order of prompts.
+
+        Args:
+            model: In evaluation mode.
+            prompts: Those of `generate`, but for none, which is like nothing.
+            sampling: How many pieces go on from each prompt, and how they are drawn; each prompt has a seed of its own.
+        """
+        found: dict[str, list[list[float]]] = {}
+        for number, prompt in enumerate(prompts):
+            drawn = self.continuations(model, prompt, replace(sampling, seed=sampling.seed + number))
+            if drawn.reference is None:
+                raise ValueError(f"prompts must be pieces, whose style is compared with, but one is {prompt!r}")
+            for row in drawn.rows:
+                quarters = style_similarity(self.notation.score(row), drawn.reference, start=drawn.start)
+                for name, values in quarters.items():
+                    found.setdefault(name, []).append(values)
+        return found
+
+    def long_pieces(self, split: Split, count: int) -> list[str]:
+        """Returns prompts: the first bars of the first so many pieces that are as long as a training example."""
+        pieces = self.pieces(split)
+        long = [f"{split}:{number}" for number, piece in enumerate(pieces) if len(piece.tokens) > self.options.length]
+        if len(long) < count:
+            raise ValueError(
+                f"pieces must be at most {len(long)}, which is how many pieces of the {split} split have more than "
+                f"{self.options.length} tokens, but are {count}"
+            )
+        return long[:count]
 
     def write_piece(
         self, score: "Score", stem: Path, *, start: float, reference: "Score | None", facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The commands of the harness: compare, repeat, train, evaluate, generate, tasks, results."""
+"""The commands of the harness: compare, repeat, train, evaluate, generate, styles, tasks, results."""
 
 import math
 import os
@@ -7,12 +7,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from lagwise.console import console
@@ -65,7 +65,7 @@ def in_words() -> Iterator[None]:
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
-    for command in (compare, repeat, train, evaluate, generate, tasks, results):
+    for command in (compare, repeat, train, evaluate, generate, styles, tasks, results):
         app.command()(command)
 
 
@@ -303,6 +303,54 @@ def generate(
 
 
 @in_words()
+def styles(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", exists=True, file_okay=False)],
+    pieces: Annotated[int, typer.Option(help="How many pieces of the test split are gone on from.", min=1)] = 20,
+    count: Annotated[int, typer.Option(help="Continuations of each.", min=1)] = 3,
+    length: Annotated[int, typer.Option(help="Tokens of each, the two bars of the prompt included.")] = 1024,
+    temperature: Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")] = 0.6,
+    nucleus: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    data: Data = None,
+    device: Device = "auto",
+    save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,
+) -> None:
+    """Let models of music go on from two bars: does what they play stay like the piece?
+
+        lagwise styles runs/groove/rotary/*-seed0 runs/groove/conv-spe/*-seed0 --save styles.jsonl
+
+    The third paper's evaluation: pieces of the test split that are at least as long as a training example, and for each quarter
+    of a continuation the cosine between its histograms and those of the whole piece. Shown is the median over continuations.
+    """
+    from statistics import median
+
+    from lagwise.tasks.base import Sampling
+    from lagwise.tasks.music import Music
+    from lagwise.train.store import Run, add_line
+
+    sampling = Sampling(count, length, temperature, nucleus, seed)
+    table = Table("run", "histogram", "1st quarter", "2nd", "3rd", "4th", "continuations")
+    for folder in runs:
+        session = trained(folder, settings_of(device, data))
+        if not isinstance(session.task, Music):
+            raise ValueError(f"runs must be of music (piano, groove), but {folder} is one of {session.config.task}")
+        name = f"{session.config.task}, {session.config.encoding}, seed {session.config.seed}"
+        prompts = session.task.long_pieces("test", pieces)
+        watched = track(prompts, name, console=console, disable=not console.is_terminal)
+        found = session.task.styles(session.model.eval(), watched, sampling)
+        run = Run.open(folder)
+        if save is not None:
+            save.parent.mkdir(parents=True, exist_ok=True)
+            known = {"bench": "styles", "config": run.config.to_json(), "environment": run.environment}
+            add_line(save, {**known, "sampling": asdict(sampling), "prompts": prompts, "styles": found})
+        for histogram, rows in found.items():
+            table.add_row(name, histogram, *(f"{median(quarter):.3f}" for quarter in zip(*rows, strict=True)), str(len(rows)))
+    console.print(table)
+    if save is not None:
+        console.print(f"added to {save}")
+
+
+@in_words()
 def tasks() -> None:
     """List all tasks, with where their data comes from, and what was published on them."""
     from lagwise.tasks import TASKS
@@ -332,7 +380,8 @@ def results(
 
     `league`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
     runs that `lagwise compare --save` wrote: --baseline NAME names the encoding that others are compared to, --also METRIC adds
-    another metric to a league. `ablation` is made of the lines of `lagwise ablate`, `models` of those of `lagwise bench models`.
+    another metric to a league. `ablation` is made of the lines of `lagwise ablate`, `styles` of those of `lagwise styles`, and
+    `models` of those of `lagwise bench models`.
     """
     from lagwise.train import tables
 

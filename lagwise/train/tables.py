@@ -12,8 +12,10 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from torch import Tensor
 
 from lagwise.encodings import nearest
 from lagwise.lens import plots
@@ -275,22 +277,80 @@ def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def ablations(path: Path) -> list[Line]:
     """Returns the lines of `lagwise ablate`, of which there must be one."""
-    found = lines_of(path, "ablation", "lagwise ablate --save")
+    return some_lines(path, "ablation", "lagwise ablate --save")
+
+
+def some_lines(path: Path, kind: str, command: str) -> list[Line]:
+    """Returns the lines of a file, which must have some, of a kind, that were written by a command."""
+    found = lines_of(path, kind, command)
     if not found:
-        raise ValueError(f"{path} must have lines of `lagwise ablate --save`, but is empty")
+        raise ValueError(f"{path} must have lines of `{command}`, but is empty")
     return found
 
 
-def ablation_curves(records: Sequence[dict[str, Any]]) -> dict[str, list[list[float]]]:
+def ablation_curves(records: Sequence[Line]) -> dict[str, list[list[float]]]:
     """Returns the metric with more and more priors, by the encoding, a curve for each seed."""
-    found: dict[str, dict[int, list[float]]] = {}
+    return {name: [record["values"] for record in seeds.values()] for name, seeds in by_seed(records).items()}
+
+
+def by_seed(records: Sequence[Line]) -> dict[str, dict[int, Line]]:
+    """Returns lines by the encoding and the seed of their run."""
+    found: dict[str, dict[int, Line]] = {}
     for record in records:
         config = record["config"]
         seeds = found.setdefault(config["encoding"], {})
         if config["seed"] in seeds:
             raise ValueError(f"lines must be of different runs, but {config['encoding']} has seed {config['seed']} twice")
-        seeds[config["seed"]] = record["values"]
-    return {name: list(seeds.values()) for name, seeds in found.items()}
+        seeds[config["seed"]] = record
+    return found
+
+
+def style_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns how like their pieces continuations are: the median of each quarter, the mean over seeds, for each histogram."""
+    records = styles(root / wanted.file)
+    lines = []
+    for histogram in dict.fromkeys(name for record in records for name in record["styles"]):
+        medians = {
+            name: {seed: quarters_of(line, histogram) for seed, line in own.items()} for name, own in by_seed(records).items()
+        }
+        baseline = wanted.baseline or ("sinusoidal" if "sinusoidal" in medians else next(iter(medians)))
+        if baseline not in medians:
+            raise ValueError(f"--baseline must be one of {', '.join(medians)}, but is {baseline!r}{nearest(baseline, medians)}")
+        body = []
+        for name, seeds in sorted(medians.items(), key=lambda each: -fmean(own[3] for own in each[1].values())):
+            last = [own[3] - medians[baseline][seed][3] for seed, own in seeds.items() if seed in medians[baseline]]
+            paired = "" if name == baseline or not last else signed(estimate(last))
+            quarters = (str(estimate([own[quarter] for own in seeds.values()])) for quarter in range(4))
+            body.append([f"`{name}`", *quarters, paired, str(len(seeds))])
+        head = [f"encoding, {histogram}", "1st quarter", "2nd", "3rd", "4th", f"4th, minus `{baseline}`", "seeds"]
+        lines += [*markdown(head, body), ""]
+    pieces, sampling = len(records[0]["prompts"]), records[0]["sampling"]
+    what = f"lines ({sampling['count']} continuations of {pieces} pieces each)"
+    return [*lines, provenance(wanted.file, [record["environment"] for record in records], what)]
+
+
+def style_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns boxes of the first histogram, over all continuations of all seeds."""
+    records = styles(root / wanted.file)
+    histogram = next(iter(records[0]["styles"]))
+    rows = {
+        name: Tensor([row for line in seeds.values() for row in line["styles"].get(histogram, [])])
+        for name, seeds in by_seed(records).items()
+    }
+    return plots.quarter_boxes(rows, measure=f"{histogram}, cosine with the piece")
+
+
+def styles(path: Path) -> list[Line]:
+    """Returns the lines of `lagwise styles`, all drawn alike from the same prompts."""
+    found = some_lines(path, "styles", "lagwise styles --save")
+    if any((line["sampling"], line["prompts"]) != (found[0]["sampling"], found[0]["prompts"]) for line in found):
+        raise ValueError(f"{path} must have lines that are drawn alike from the same prompts, but has others")
+    return found
+
+
+def quarters_of(line: Line, histogram: str) -> list[float]:
+    """Returns the median over continuations for each quarter."""
+    return [median(quarter) for quarter in zip(*line["styles"][histogram], strict=True)]
 
 
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
@@ -358,6 +418,7 @@ KINDS = {
     "overview": Kind(overview_lines),
     "positions": Kind(position_lines, position_figure, "Loss against position"),
     "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),
+    "styles": Kind(style_lines, style_figure, "Likeness by quarter of the continuation"),
     "models": Kind(model_lines),
 }
-"""Made of runs that `lagwise compare --save` wrote; two of the lines of `lagwise ablate` and of `lagwise bench models`."""
+"""Made of runs that `lagwise compare --save` wrote; three of the lines of `lagwise ablate`, `styles` and `bench models`."""
