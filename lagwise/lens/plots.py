@@ -283,7 +283,8 @@ def _curves(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], x: str,
     if trained_length is not None:
         panel.axvline(trained_length, color=LIGHT, linewidth=1, linestyle=":", label="length of the training")
     panel.set(xlabel=x, ylabel=y)
-    panel.legend(frameon=False)
+    # Beside the curves, which may be anywhere.
+    figure.legend(loc="outside lower center", frameon=False, ncols=5)
     return figure
 
 

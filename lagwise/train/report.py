@@ -190,7 +190,9 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     tallest = max(len(group.runs) for group in found)
     lengths = any(row.lengths for group in found for row in rows_of(group))
     ratios = [1.25, 1, 1] if lengths else [1.25, 1]
-    width = 16 if lengths else 11
+    longest = max(len(name) for group in found for name in group.runs)
+    # Names stand beside the curves and beside the league.
+    width = (16 if lengths else 11) + 0.15 * max(0, longest - 12)
     figure = Figure(figsize=(width, len(found) * max(4.2, 1.4 + 0.3 * tallest)), layout="constrained")
     for own, group in zip(figure.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):
         rows = rows_of(group)
@@ -205,7 +207,7 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
             panel.set_axisbelow(True)
             panel.spines[["top", "right"]].set_visible(False)
         note = f"\n{SAMPLE_NOTE}" if is_sample([group]) else ""
-        own.suptitle(fill(sentence(group), width * LETTERS) + note, fontsize=10)
+        own.suptitle(fill(sentence(group), int(width * LETTERS)) + note, fontsize=10)
     return figure
 
 
