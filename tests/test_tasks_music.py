@@ -27,6 +27,7 @@ from lagwise.tasks.midi import (
     onset_duration,
     pitch_class_entropy,
     pitch_classes,
+    roll,
     similarity,
     style_similarity,
     time_pitch,
@@ -499,6 +500,17 @@ def test_onsets_durations_and_drums_are_counted():
     found = onset_drum(drums)
     assert found[0, 36] == 2 and found[6, 38] == 1 and found.sum() == 3
     assert onset_duration(drums).sum() == time_pitch(drums).sum() == 0
+
+
+def test_a_picture_of_drums_names_them():
+    beat = [(0.0, 0.1, 36, 80), (1.0, 0.1, 38, 80), (2.0, 0.1, 36, 80), (3.0, 0.1, 81, 80)]
+    (panel,) = roll(score_of(beat, drums=True), prompt=2.0).axes
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["bass drum", "snare", "drum 81"]
+    given, new = (np.asarray(points.get_offsets()).tolist() for points in panel.collections)
+    assert given == [[0.0, 0.0], [1.0, 1.0]] and new == [[2.0, 0.0], [3.0, 2.0]]
+    (panel,) = roll(score_of(beat)).axes
+    assert panel.get_ylabel() == "pitch (60 is middle C)" and [bar.get_y() + 0.4 for bar in panel.patches] == [36, 38, 36, 81]
+    assert len(roll(score_of([])).axes) == 1
 
 
 def test_similarity_is_a_cosine():

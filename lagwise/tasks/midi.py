@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from miditok import REMI, TokenizerConfig
     from symusic.core import ScoreTick as Score
 
@@ -363,12 +364,20 @@ def pitch_class_entropy(notes: Notes) -> float:
     return float(-(shares * np.log2(shares)).sum()) + 0.0
 
 
-def draw_roll(score: "Score", path: Path, *, prompt: float = 0.0, title: str = "") -> None:
-    """Writes a picture of the notes: time to the right in beats, pitch upwards, drums as points.
+DRUMS = {
+    35: "bass drum 2", 36: "bass drum", 37: "side stick", 38: "snare", 39: "clap", 40: "snare 2", 41: "low floor tom",
+    42: "closed hi-hat", 43: "high floor tom", 44: "pedal hi-hat", 45: "low tom", 46: "open hi-hat", 47: "low mid tom",
+    48: "high mid tom", 49: "crash", 50: "high tom", 51: "ride", 52: "china", 53: "ride bell", 54: "tambourine", 55: "splash",
+    56: "cowbell", 57: "crash 2", 58: "vibraslap", 59: "ride 2",
+}  # fmt: skip
+"""What the pitches of drums are in General MIDI; those above are hand drums and other percussion."""
+
+
+def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
+    """Draws the notes: time to the right in beats, pitch upwards, drums as points; drums alone have a line each, with its name.
 
     Args:
         score: The notes.
-        path: A PNG file.
         prompt: The beat at which what was given ends; it is shown in grey.
         title: Above the picture.
     """
@@ -378,6 +387,13 @@ def draw_roll(score: "Score", path: Path, *, prompt: float = 0.0, title: str = "
     end = float((notes.onsets + notes.durations).max(initial=4.0))
     figure = Figure(figsize=(min(24.0, max(8.0, end / 6)), 4.5), layout="constrained")
     panel = figure.subplots()
+    if len(notes.drums) and notes.drums.all():
+        used, places = np.unique(notes.pitches, return_inverse=True)
+        notes = notes._replace(pitches=places)
+        panel.set_yticks(range(len(used)), [DRUMS.get(pitch, f"drum {pitch}") for pitch in used.tolist()])
+    else:
+        panel.set_ylabel("pitch (60 is middle C)")
+        panel.yaxis.get_major_locator().set_params(integer=True)
     for given, colour in ((True, "0.55"), (False, "tab:blue")):
         mine = notes.where((notes.onsets < prompt) == given)
         pitched, drums = mine.where(~mine.drums), mine.where(mine.drums)
@@ -385,10 +401,10 @@ def draw_roll(score: "Score", path: Path, *, prompt: float = 0.0, title: str = "
         panel.scatter(drums.onsets, drums.pitches, s=8, marker="s", color=colour)
     if prompt:
         panel.axvline(prompt, color="0.3", linewidth=1.0, linestyle="--")
-    panel.set(xlim=(0.0, end), xlabel="beats", ylabel="pitch (60 is middle C)", title=title)
+    panel.set(xlim=(0.0, end), xlabel="beats; what is grey was given" if prompt else "beats", title=title)
     panel.grid(color="0.92")
     panel.set_axisbelow(True)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def write_audio(midi: Path, path: Path) -> str:

@@ -25,7 +25,6 @@ from lagwise.tasks.midi import (
     Notation,
     Remi,
     StoredRemi,
-    draw_roll,
     kind_of,
     music_package,
     note_density,
@@ -33,6 +32,7 @@ from lagwise.tasks.midi import (
     pitch_class_entropy,
     pitch_classes,
     read_midi,
+    roll,
     style_similarity,
     write_audio,
 )
@@ -312,7 +312,7 @@ class Music(Task):
         """Writes all files of a piece and returns them."""
         midi, picture, sound, numbers = (stem.with_suffix(ending) for ending in (".mid", ".png", ".wav", ".json"))
         score.dump_midi(midi)
-        draw_roll(score, picture, prompt=start, title=stem.name)
+        roll(score, prompt=start, title=stem.name).savefig(picture, dpi=120)
         silent = write_audio(midi, sound)
         if silent:
             warnings.warn(silent, stacklevel=2)
