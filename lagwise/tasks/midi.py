@@ -382,6 +382,7 @@ def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
         title: Above the picture.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     notes = notes_of(score)
     end = float((notes.onsets + notes.durations).max(initial=4.0))
@@ -393,7 +394,7 @@ def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
         panel.set_yticks(range(len(used)), [DRUMS.get(pitch, f"drum {pitch}") for pitch in used.tolist()])
     else:
         panel.set_ylabel("pitch (60 is middle C)")
-        panel.yaxis.get_major_locator().set_params(integer=True)
+        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
     for given, colour in ((True, "0.55"), (False, "tab:blue")):
         mine = notes.where((notes.onsets < prompt) == given)
         pitched, drums = mine.where(~mine.drums), mine.where(mine.drums)
