@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lagwise.console import console
-from lagwise.train.commands import Data, Device, in_words, settings_of, trained
+from lagwise.train.commands import Data, Device, Runs, in_words, settings_of, trained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,7 +105,7 @@ def lens(
 
 @in_words()
 def ablate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", exists=True, file_okay=False)],
+    runs: Runs,
     data: Data = None,
     device: Device = "auto",
     save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,

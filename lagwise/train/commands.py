@@ -27,6 +27,7 @@ FIELDS_HELP = (
     "Any field of a run, such as dim=256 layers=4 rate=3e-4; options of the task and of the encoding as task.NAME=VALUE and "
     "encoding.NAME=VALUE. `lagwise train TASK --fields` lists them."
 )
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", exists=True, file_okay=False)]
 Fields = Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help=FIELDS_HELP)]
 Data = Annotated[
     str | None,
@@ -41,6 +42,9 @@ Lengths = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")]
+Temperature = Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")]
+Nucleus = Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")]
+Seed = Annotated[int, typer.Option(help="Where random numbers start.")]
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
 
 
@@ -200,7 +204,7 @@ def train(
     encoding: Annotated[str | None, typer.Option(help="Its name; `lagwise encodings` lists them. t5 unless given.")] = None,
     preset: Preset = "",
     steps: Steps = None,
-    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    seed: Seed = 0,
     data: Data = None,
     device: Device = "auto",
     precision: Precision = None,
@@ -283,9 +287,9 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="What to go on from: text, or a file where the task says so.")] = None,
     count: Annotated[int, typer.Option(help="How many.")] = 1,
     length: Annotated[int, typer.Option(help="Tokens of each, the prompt included.")] = 256,
-    temperature: Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")] = 1.0,
-    nucleus: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    temperature: Temperature = 1.0,
+    nucleus: Nucleus = 1.0,
+    seed: Seed = 0,
     data: Data = None,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder for what is generated; the run's own unless given.")] = None,
@@ -304,13 +308,13 @@ def generate(
 
 @in_words()
 def styles(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.", exists=True, file_okay=False)],
+    runs: Runs,
     pieces: Annotated[int, typer.Option(help="How many pieces of the test split are gone on from.", min=1)] = 20,
     count: Annotated[int, typer.Option(help="Continuations of each.", min=1)] = 3,
     length: Annotated[int, typer.Option(help="Tokens of each, the two bars of the prompt included.")] = 1024,
-    temperature: Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")] = 0.6,
-    nucleus: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Where random numbers start.")] = 0,
+    temperature: Temperature = 0.6,
+    nucleus: Nucleus = 1.0,
+    seed: Seed = 0,
     data: Data = None,
     device: Device = "auto",
     save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,
