@@ -122,7 +122,7 @@ def test_boxes_have_the_medians_of_the_quarters():
     medians = [drawn.get_ydata()[0] for drawn in panel.lines if drawn.get_linewidth() == 2]
     wanted = [float(rows[:, quarter].median()) for rows in values.values() for quarter in range(4)]
     assert medians == pytest.approx(wanted)
-    assert [label.get_text() for label in panel.get_legend().get_texts()] == ["first", "second"]
+    assert [label.get_text() for label in figure.legends[0].get_texts()] == ["first", "second"]
     assert len({box.get_hatch() for box in panel.patches}) == 2
     assert_drawn(figure)
 

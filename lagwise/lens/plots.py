@@ -184,7 +184,7 @@ def quarter_boxes(values: Mapping[str, Float[Tensor, "pieces 4"]], *, measure: s
         handles.append(drawn["boxes"][0])
     panel.set_xticks(range(4), ["0-25 %", "25-50 %", "50-75 %", "75-100 %"])
     panel.set(xlabel="part of the continuation", ylabel=measure)
-    panel.legend(handles, list(values), frameon=False)
+    figure.legend(handles, list(values), loc="outside lower center", frameon=False, ncols=5)
     return _titled(figure, "By quarter of the continuation")
 
 
