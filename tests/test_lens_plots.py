@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import lagwise
@@ -21,7 +22,7 @@ def line(panel, number: int = 0) -> tuple[list[float], list[float]]:
 
 
 def assert_drawn(figure: Figure) -> None:
-    """Every panel has labels, or the figure has them for all, and no map has more than one hue; then it is drawn."""
+    """Every panel has labels, or the figure has them for all, no map has more than one hue, and all names are on the picture."""
     shared = bool(figure.get_supxlabel() and figure.get_supylabel())
     for panel in figure.axes:
         assert shared or panel.get_ylabel() or panel.get_yticklabels(), panel
@@ -30,6 +31,16 @@ def assert_drawn(figure: Figure) -> None:
             brightness = colours.mean(1)
             assert (brightness[:-1] > brightness[1:]).all()
     figure.savefig(io.BytesIO(), format="png", dpi=30)
+    FigureCanvasAgg(figure).draw()
+    for legend in figure.legends:
+        place = legend.get_window_extent()
+        assert figure.bbox.x0 <= place.x0 and place.x1 <= figure.bbox.x1, place
+
+
+@pytest.mark.parametrize("names", [[f"{n}" for n in range(21)], [f"sine-spe (realizations={n})" for n in range(5)], ["a" * 40]])
+def test_names_of_curves_have_room(names):
+    assert_drawn(plots.loss_by_position({name: ([0, 128, 256], [2.0, 1.9, 1.8]) for name in names}, trained_length=128))
+    assert_drawn(plots.quarter_boxes({name: torch.rand(5, 4) for name in names}))
 
 
 def test_priors_have_a_panel_for_each_head_with_its_peak():

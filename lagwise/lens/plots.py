@@ -184,7 +184,7 @@ def quarter_boxes(values: Mapping[str, Float[Tensor, "pieces 4"]], *, measure: s
         handles.append(drawn["boxes"][0])
     panel.set_xticks(range(4), ["0-25 %", "25-50 %", "50-75 %", "75-100 %"])
     panel.set(xlabel="part of the continuation", ylabel=measure)
-    figure.legend(handles, list(values), loc="outside lower center", frameon=False, ncols=5)
+    _add_names(figure, handles, list(values))
     return _titled(figure, "By quarter of the continuation")
 
 
@@ -283,9 +283,14 @@ def _curves(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], x: str,
     if trained_length is not None:
         panel.axvline(trained_length, color=LIGHT, linewidth=1, linestyle=":", label="length of the training")
     panel.set(xlabel=x, ylabel=y)
-    # Beside the curves, which may be anywhere.
-    figure.legend(loc="outside lower center", frameon=False, ncols=5)
+    _add_names(figure, *panel.get_legend_handles_labels())
     return figure
+
+
+def _add_names(figure: "Figure", handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Writes names below the panels, whose curves may be anywhere, as many in a line as have room."""
+    columns = max(1, int(11 * figure.get_figwidth() / (max(map(len, names)) + 9)))
+    figure.legend(handles, names, loc="outside lower center", frameon=False, ncols=columns)
 
 
 def _style(number: int, points: int) -> dict[str, Any]:
