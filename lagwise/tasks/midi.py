@@ -365,12 +365,14 @@ def pitch_class_entropy(notes: Notes) -> float:
 
 
 DRUMS = {
-    35: "bass drum 2", 36: "bass drum", 37: "side stick", 38: "snare", 39: "clap", 40: "snare 2", 41: "low floor tom",
-    42: "closed hi-hat", 43: "high floor tom", 44: "pedal hi-hat", 45: "low tom", 46: "open hi-hat", 47: "low mid tom",
-    48: "high mid tom", 49: "crash", 50: "high tom", 51: "ride", 52: "china", 53: "ride bell", 54: "tambourine", 55: "splash",
-    56: "cowbell", 57: "crash 2", 58: "vibraslap", 59: "ride 2",
+    22: "closed hi-hat, edge", 26: "open hi-hat, edge", 35: "bass drum 2", 36: "bass drum", 37: "side stick", 38: "snare",
+    39: "clap", 40: "snare 2 or rim", 41: "low floor tom", 42: "closed hi-hat", 43: "floor tom", 44: "pedal hi-hat",
+    45: "low tom", 46: "open hi-hat", 47: "mid tom or rim", 48: "high tom", 49: "crash", 50: "highest tom or rim", 51: "ride",
+    52: "china or crash 2, edge", 53: "ride bell", 54: "tambourine", 55: "splash or crash, edge", 56: "cowbell", 57: "crash 2",
+    58: "vibraslap or tom rim", 59: "ride 2 or edge",
 }  # fmt: skip
-"""What the pitches of drums are in General MIDI; those above are hand drums and other percussion."""
+"""What the pitches of drums are in General MIDI, or on the electronic kit of the Groove MIDI Dataset, which has rims and edges in
+places of rare instruments."""
 
 
 def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
@@ -399,7 +401,7 @@ def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
         mine = notes.where((notes.onsets < prompt) == given)
         pitched, drums = mine.where(~mine.drums), mine.where(mine.drums)
         panel.barh(pitched.pitches, pitched.durations, left=pitched.onsets, height=0.8, color=colour)
-        panel.scatter(drums.onsets, drums.pitches, s=8, marker="s", color=colour)
+        panel.scatter(drums.onsets, drums.pitches, s=8, marker="s", color=colour, clip_on=False, zorder=3)
     if prompt:
         panel.axvline(prompt, color="0.3", linewidth=1.0, linestyle="--")
     panel.set(xlim=(0.0, end), xlabel="beats; what is grey was given" if prompt else "beats", title=title)
