@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -400,8 +400,10 @@ def make_accelerator(config: Config, settings: Settings, run: Run | None) -> Acc
     """Returns what knows the devices and processes."""
     precision = "no" if config.precision == "fp32" else config.precision
     tracker = settings.tracker if run is not None else None
-    # A process may do one run after the other. Without this, Accelerate would refuse another precision than that of the first.
-    AcceleratorState._reset_state()
+    # A process may do one run after the other, which then must not be gone on with. Accelerate would refuse another precision
+    # than that of the first.
+    if is_initialized() and (state := AcceleratorState()).mixed_precision != precision and state.num_processes == 1:
+        AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=settings.device == "cpu", mixed_precision=precision, log_with=tracker, project_dir=None if run is None else run.folder
     )
