@@ -31,7 +31,7 @@ HALF_TURN = tl.constexpr(3.141592653589793 / 2**31)
 
 # Numbers of a tile [rows, realizations] that a program holds.
 HELD = 8192
-# The least number that rows are divided by: 256 times its inverse is finite, and a row of smaller numbers counts as nothing.
+# The least number that rows are divided by, so that 256 times its inverse is finite. Rows of smaller numbers lose bits.
 LEAST = tl.constexpr(1e-30)
 
 
