@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -222,13 +223,18 @@ def test_positions_need_losses(tmp_path, task, metric, words):
         tables.filled(page, tmp_path, figures=False)
 
 
+def config_of(encoding: str, seed: int, **fields) -> dict:
+    """Returns the config of a run on drums as its line has it."""
+    return replace(Config("groove"), encoding=encoding, seed=seed, **fields).to_json()
+
+
 def test_ablations_by_hand(tmp_path):
     known = {"bench": "ablation", "environment": HEAD, "split": "validation", "metric": "f1", "heads": []}
     page = project(tmp_path, "ablation results/ablation.jsonl --figure docs/ablation.png")
     found = [
-        {**known, "config": {"encoding": "t5", "seed": 0}, "values": [1.0, 2.0, 3.0, 4.0, 5.0]},
-        {**known, "config": {"encoding": "t5", "seed": 1}, "values": [1.0, 2.0, 3.0, 4.0, 7.0]},
-        {**known, "config": {"encoding": "at5", "seed": 0}, "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
+        {**known, "config": config_of("t5", 0), "values": [1.0, 2.0, 3.0, 4.0, 5.0]},
+        {**known, "config": config_of("t5", 1), "values": [1.0, 2.0, 3.0, 4.0, 7.0]},
+        {**known, "config": config_of("at5", 0), "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
     ]
     (tmp_path / "results" / "ablation.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
@@ -241,24 +247,33 @@ def test_ablations_by_hand(tmp_path):
     assert lines[7] == "3 lines in results/ablation.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
     assert (tmp_path / "docs" / "ablation.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "results" / "ablation.jsonl").write_text((json.dumps(found[0]) + "\n") * 2)
-    with pytest.raises(ValueError, match="lines must be of different runs, but t5 has seed 0 twice"):
+    with pytest.raises(ValueError, match=r"line 1 and .*line 2 hold the same run"):
         tables.filled(page, tmp_path, figures=False)
 
 
+def styles_of(encoding, seed, *rows, prompts=("test:0", "test:1"), **fields) -> dict:
+    """Returns a line of `lagwise styles`."""
+    known = {"bench": "styles", "environment": HEAD, "sampling": {"count": 3, "seed": 0}, "prompts": list(prompts)}
+    return {**known, "config": config_of(encoding, seed, **fields), "styles": {"onset-drum": rows}}
+
+
+ROWS = ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2])
+
+
+def styles_page(folder: Path, lines: list[dict], more: str = "") -> Path:
+    """Makes a page with the styles of some lines."""
+    page = project(folder, f"styles results/styles.jsonl{more}")
+    (folder / "results" / "styles.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return page
+
+
 def test_styles_by_hand(tmp_path):
-    known = {"bench": "styles", "environment": HEAD, "sampling": {"count": 3, "seed": 0}, "prompts": ["test:0", "test:1"]}
-    page = project(tmp_path, "styles results/styles.jsonl --figure docs/styles.png")
-
-    def line(encoding, seed, *rows):
-        return {**known, "config": {"encoding": encoding, "seed": seed}, "styles": {"onset-drum": rows}}
-
     found = [
-        line("rotary", 0, [0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.2]),
-        line("sinusoidal", 0, [0.9, 0.8, 0.1, 0.1], [0.7, 0.6, 0.1, 0.1]),
-        line("rotary", 1, [0.5, 0.4, 0.3, 0.4]),
+        styles_of("rotary", 0, *ROWS),
+        styles_of("sinusoidal", 0, [0.9, 0.8, 0.1, 0.1], [0.7, 0.6, 0.1, 0.1]),
+        styles_of("rotary", 1, [0.5, 0.4, 0.3, 0.4]),
     ]
-    path = tmp_path / "results" / "styles.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in found))
+    page = styles_page(tmp_path, found, " --figure docs/styles.png")
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
     # Medians of the continuations, then means of the seeds; only seed 0 has both encodings.
     assert lines[2:6] == [
@@ -271,12 +286,38 @@ def test_styles_by_hand(tmp_path):
         "3 lines (3 continuations of 2 pieces each) in results/styles.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
     )
     assert (tmp_path / "docs" / "styles.png").read_bytes().startswith(b"\x89PNG")
-    page.write_text(page.read_text().replace("styles.jsonl", "styles.jsonl --baseline t5"))
-    with pytest.raises(ValueError, match="--baseline must be one of rotary, sinusoidal, but is 't5'"):
+    figure = tables.style_figure(tmp_path, tables.words_of("styles results/styles.jsonl"))
+    assert [name.get_text() for name in figure.legends[0].get_texts()] == ["rotary", "sinusoidal"]
+    assert figure.axes[0].get_ylabel() == "onset-drum, cosine with the piece"
+
+
+def test_styles_tell_options_of_one_encoding_apart(tmp_path):
+    gates = [styles_of("sine-spe", 0, *ROWS, encoding_options={"gated": gated}) for gated in (True, False)]
+    text = tables.filled(styles_page(tmp_path, gates), tmp_path, figures=False)
+    assert "`sine-spe (gated=true)`" in text and "`sine-spe (gated=false)`" in text
+
+
+@pytest.mark.parametrize(
+    ("second", "more", "words"),
+    [
+        (styles_of("t5", 0, *ROWS), " --baseline at5", "--baseline must be one of rotary, t5, but is 'at5'"),
+        (styles_of("t5", 0, *ROWS, prompts=["test:9"]), "", "must have lines that are drawn alike from the same prompts"),
+        (styles_of("t5", 0, *ROWS, task="piano"), "", "but they differ in task: put them into files of their own"),
+        (styles_of("t5", 0, *ROWS, task_options={"length": 9}), "", "but they differ in task_options"),
+        (styles_of("rotary", 1, *ROWS, dim=512), "", "but they differ in dim"),
+        (styles_of("rotary", 1, *ROWS, rate=0.5), "", "but they differ in rate.* or name what was tuned by --tune"),
+        (styles_of("rotary", 0, *ROWS), "", "line 1 and .*line 2 hold the same run"),
+    ],
+)
+def test_styles_of_runs_that_do_not_belong_together_are_refused(tmp_path, second, more, words):
+    page = styles_page(tmp_path, [styles_of("rotary", 0, *ROWS), second], more)
+    with pytest.raises(ValueError, match=words):
         tables.filled(page, tmp_path, figures=False)
-    path.write_text("".join(json.dumps(each) + "\n" for each in (found[0], {**found[1], "prompts": ["test:9"]})))
-    with pytest.raises(ValueError, match="must have lines that are drawn alike from the same prompts"):
-        tables.filled(page, tmp_path, figures=False)
+
+
+def test_styles_of_tuned_runs_are_compared(tmp_path):
+    found = [styles_of("rotary", 0, *ROWS), styles_of("t5", 0, *ROWS, rate=0.5)]
+    assert "`t5`" in tables.filled(styles_page(tmp_path, found, " --tune rate"), tmp_path, figures=False)
 
 
 @pytest.mark.parametrize(

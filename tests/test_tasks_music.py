@@ -402,28 +402,40 @@ def test_styles_are_those_of_the_pieces_that_are_generated(tmp_path):
 
 
 def test_styles_go_on_from_pieces_that_are_as_long_as_a_training_example():
-    sizes = [len(piece.tokens) for piece in Groove().pieces("test")]
-    middle = sorted(sizes)[len(sizes) // 2]
-    long = [f"test:{number}" for number, size in enumerate(sizes) if size > middle]
-    assert 0 < len(long) < len(sizes)
-    assert Groove(length=middle).long_pieces("test", len(long)) == long
-    with pytest.raises(ValueError, match=f"pieces must be at most {len(long)}, .* more than {middle} tokens, but are 9"):
-        Groove(length=middle).long_pieces("test", 9)
+    # A piece has one token more than are predicted in it.
+    size = len(Groove().pieces("test")[0].tokens)
+    assert Groove(length=size - 1).long_pieces("test", 1) == ["test:0"]
+    longer = sum(len(piece.tokens) > size for piece in Groove().pieces("test"))
+    assert "test:0" not in Groove(length=size).long_pieces("test", longer)
+    with pytest.raises(ValueError, match=r"pieces must be at most 0, .* more than 99999 tokens, but are 1"):
+        Groove(length=99999).long_pieces("test", 1)
 
 
 def test_the_command_tells_the_styles_of_runs(tmp_path):
-    groove, reber = tmp_path / "groove", tmp_path / "reber"
+    groove, reber, save = tmp_path / "groove", tmp_path / "reber", tmp_path / "lines" / "styles.jsonl"
     small = ["dim=8", "heads=2", "batch=2", "evaluate_examples=2", "--steps", "1", "--device", "cpu"]
     for task, folder, more in (("groove", groove, ["layers=1", "task.length=60"]), ("reber", reber, [])):
         assert CliRunner().invoke(app, ["train", task, "--folder", str(folder), *small, *more]).exit_code == 0
-    words = ["--pieces", "2", "--count", "1", "--length", "150", "--device", "cpu", "--save", str(tmp_path / "styles.jsonl")]
-    found = CliRunner().invoke(app, ["styles", str(groove), *words])
-    assert found.exit_code == 0 and "onset-drum" in found.output
-    line = json.loads((tmp_path / "styles.jsonl").read_text())
+
+    def call(*words: str):
+        return CliRunner().invoke(
+            app, ["styles", *words, "--pieces", "2", "--count", "1", "--device", "cpu", "--save", str(save)]
+        )
+
+    # Nothing is drawn before all runs are known to be of music.
+    refused = call(str(groove), str(reber), "--length", "150")
+    assert refused.exit_code == 1 and "runs must be of music (piano, groove)" in refused.output and not save.exists()
+    short = call(str(groove), "--length", "5")
+    assert short.exit_code == 1 and f"{groove}: length must be more than" in " ".join(short.output.split())
+    found = call(str(groove), "--length", "150")
+    assert found.exit_code == 0 and "onset-drum" in found.output and "these numbers mean nothing" in found.output
+    line = json.loads(save.read_text())
     assert line["bench"] == "styles" and line["prompts"] == ["test:0", "test:1"] and line["sampling"]["length"] == 150
     assert [len(row) for row in line["styles"]["onset-drum"]] == [4, 4]
-    refused = CliRunner().invoke(app, ["styles", str(reber), *words])
-    assert refused.exit_code == 1 and "runs must be of music (piano, groove)" in refused.output
+    assert line["environment"]["data"] == line["trained_on"]["data"] == "generated or built-in sample"
+    save.unlink()
+    save.mkdir()
+    assert "is a directory" in call(str(groove)).output
 
 
 def test_sound_is_written_where_fluidsynth_is(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from lagwise.console import console
-from lagwise.train.commands import Data, Device, Runs, in_words, settings_of, trained
+from lagwise.train.commands import Data, Device, Runs, Save, in_words, measured_on, settings_of, trained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,7 +108,7 @@ def ablate(
     runs: Runs,
     data: Data = None,
     device: Device = "auto",
-    save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,
+    save: Save = None,
 ) -> None:
     """Evaluate runs with the priors of more and more heads: which of them does the model need?
 
@@ -119,18 +119,16 @@ def ablate(
     """
     from rich.table import Table
 
-    from lagwise.train.store import Run, add_line
+    from lagwise.train.store import add_line
 
     table = Table("run", "metric", "no priors", "a quarter", "a half", "three quarters", "all", "heads")
     for folder in runs:
         session = trained(folder, settings_of(device, data))
         metric, found = next(iter(session.task.metrics())), ablation_of(session)
         heads = [{"layers": head.layers, "head": head.head, "peak": head.peak, "lag": head.peak_lag} for head in found.order]
-        run = Run.open(folder)
         if save is not None:
-            save.parent.mkdir(parents=True, exist_ok=True)
-            known = {"bench": "ablation", "config": run.config.to_json(), "environment": run.environment}
-            add_line(save, {**known, "split": "validation", "metric": metric, "values": found.values, "heads": heads})
+            known = {**measured_on("ablation", session), "split": "validation", "metric": metric}
+            add_line(save, {**known, "values": found.values, "heads": heads})
         parts = (found.values[round(share * len(heads) / 4)] for share in range(5))
         name = f"{session.config.task}, {session.config.encoding}, seed {session.config.seed}"
         table.add_row(name, metric, *(f"{value:.4f}" for value in parts), str(len(heads)))

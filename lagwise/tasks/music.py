@@ -260,7 +260,7 @@ class Music(Task):
             paths += self.write_piece(self.notation.score(row), stem, start=drawn.start, reference=drawn.reference, facts=facts)
         return paths
 
-    def continuations(self, model: nn.Module, prompt: str | None, sampling: Sampling) -> "Continuations":
+    def continuations(self, model: nn.Module, prompt: str | None, sampling: Sampling) -> Continuations:
         """Draws pieces that go on from a prompt, see `generate`."""
         assert isinstance(model, CausalModel)
         given, reference = self.prompt(prompt)

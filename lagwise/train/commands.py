@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from lagwise.train.loop import Session, Settings
     from lagwise.train.store import Run
 
+
+def made_room(path: Path | None) -> Path | None:
+    """Makes the folder of a file that lines will be added to, before anything is computed for them."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise typer.BadParameter(f"no folder can be made for {path}: {error.strerror}") from error
+    return path
+
+
 FIELDS_HELP = (
     "Any field of a run, such as dim=256 layers=4 rate=3e-4; options of the task and of the encoding as task.NAME=VALUE and "
     "encoding.NAME=VALUE. `lagwise train TASK --fields` lists them."
@@ -42,6 +53,9 @@ Lengths = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")]
+Save = Annotated[
+    Path | None, typer.Option(help="Also add a line of JSON for each run to this file.", dir_okay=False, callback=made_room)
+]
 Temperature = Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")]
 Nucleus = Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")]
 Seed = Annotated[int, typer.Option(help="Where random numbers start.")]
@@ -317,41 +331,58 @@ def styles(
     seed: Seed = 0,
     data: Data = None,
     device: Device = "auto",
-    save: Annotated[Path | None, typer.Option(help="Also add a line of JSON for each run to this file.")] = None,
+    save: Save = None,
 ) -> None:
     """Let models of music go on from two bars: does what they play stay like the piece?
 
         lagwise styles runs/groove/rotary/*-seed0 runs/groove/conv-spe/*-seed0 --save styles.jsonl
 
-    The third paper's evaluation: pieces of the test split that are at least as long as a training example, and for each quarter
-    of a continuation the cosine between its histograms and those of the whole piece. Shown is the median over continuations.
+    After the third paper: pieces of the test split that are at least as long as a training example, and for each quarter of a
+    continuation the cosine between its histograms and those of the whole piece. Shown is the median over continuations.
     """
     from statistics import median
 
+    from lagwise.tasks import task_named
     from lagwise.tasks.base import Sampling
     from lagwise.tasks.music import Music
+    from lagwise.train.report import SAMPLE_NOTE
     from lagwise.train.store import Run, add_line
 
     sampling = Sampling(count, length, temperature, nucleus, seed)
+    for folder in runs:
+        if not issubclass(task_named(Run.open(folder).config.task), Music):
+            raise ValueError(f"runs must be of music (piano, groove), but {folder} is one of {Run.open(folder).config.task}")
     table = Table("run", "histogram", "1st quarter", "2nd", "3rd", "4th", "continuations")
     for folder in runs:
         session = trained(folder, settings_of(device, data))
-        if not isinstance(session.task, Music):
-            raise ValueError(f"runs must be of music (piano, groove), but {folder} is one of {session.config.task}")
-        name = f"{session.config.task}, {session.config.encoding}, seed {session.config.seed}"
+        assert isinstance(session.task, Music)
         prompts = session.task.long_pieces("test", pieces)
-        watched = track(prompts, name, console=console, disable=not console.is_terminal)
-        found = session.task.styles(session.model.eval(), watched, sampling)
-        run = Run.open(folder)
+        watched = track(prompts, str(folder), console=console, disable=not console.is_terminal)
+        try:
+            found = session.task.styles(session.model.eval(), watched, sampling)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from error
         if save is not None:
-            save.parent.mkdir(parents=True, exist_ok=True)
-            known = {"bench": "styles", "config": run.config.to_json(), "environment": run.environment}
-            add_line(save, {**known, "sampling": asdict(sampling), "prompts": prompts, "styles": found})
+            add_line(save, {**measured_on("styles", session), "sampling": asdict(sampling), "prompts": prompts, "styles": found})
         for histogram, rows in found.items():
-            table.add_row(name, histogram, *(f"{median(quarter):.3f}" for quarter in zip(*rows, strict=True)), str(len(rows)))
+            medians = (f"{median(quarter):.3f}" for quarter in zip(*rows, strict=True))
+            table.add_row(str(folder), histogram, *medians, str(len(rows)))
+        if session.task.is_sample:
+            console.print(f"{folder}: {SAMPLE_NOTE}", markup=False)
     console.print(table)
     if save is not None:
         console.print(f"added to {save}")
+
+
+def measured_on(kind: str, session: "Session") -> dict[str, Any]:
+    """Returns the beginning of a line of what was measured on a trained model: what it is, and where it was measured."""
+    from lagwise.bench.records import machine
+    from lagwise.train.loop import data_words
+
+    assert session.run is not None
+    environment = {**machine(session.device), "data": data_words(session.settings)}
+    config = session.run.config.to_json()
+    return {"bench": kind, "config": config, "environment": environment, "trained_on": session.run.environment}
 
 
 @in_words()

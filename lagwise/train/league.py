@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from lagwise.encodings import nearest
 from lagwise.tasks import task_named
@@ -216,12 +216,15 @@ def chosen(runs: Sequence[Run], encodings: Sequence[str] | None, seeds: int | No
     return found
 
 
-def by_encoding(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def by_encoding(runs: Sequence[AnyRun]) -> dict[str, dict[int, AnyRun]]:
     """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name."""
     options: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         options.setdefault(run.config.encoding, []).append(run.config.encoding_options)
-    found: dict[str, dict[int, Run]] = {}
+    found: dict[str, dict[int, AnyRun]] = {}
     for run in runs:
         config = run.config
         own, others = config.encoding_options, options[config.encoding]

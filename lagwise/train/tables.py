@@ -25,6 +25,8 @@ from lagwise.train.league import (
     Group,
     Row,
     baselines,
+    by_encoding,
+    common_fields,
     differences_of,
     estimate,
     groups,
@@ -35,9 +37,9 @@ from lagwise.train.league import (
     shown,
 )
 from lagwise.train.loop import make_task
-from lagwise.train.records import lines_of, read
+from lagwise.train.records import Recorded, lines_of, read
 from lagwise.train.report import plot
-from lagwise.train.store import Line, Run
+from lagwise.train.store import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -258,64 +260,60 @@ def parts_of(bins: dict[int, tuple[float, int]], trained: int) -> tuple[float, f
 
 def ablation_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the metric of models with none of their priors, with some and with all, the mean over seeds."""
-    records = ablations(root / wanted.file)
+    runs = ablations(root, wanted)
     body = []
-    for name, curves in ablation_curves(records).items():
+    for name, seeds in by_encoding(runs).items():
+        curves = [run.content["values"] for run in seeds.values()]
         parts = ([curve[round(share * (len(curve) - 1) / 4)] for curve in curves] for share in range(5))
         body.append([f"`{name}`", *(str(estimate(values)) for values in parts), str(len(curves[0]) - 1), str(len(curves))])
     shares = ["without priors", "a quarter of the heads", "half", "three quarters", "all"]
-    lines = markdown([f"encoding, validation {records[0]['metric']}", *shares, "heads", "seeds"], body)
-    return [*lines, "", provenance(wanted.file, [record["environment"] for record in records], "lines")]
+    lines = markdown([f"encoding, validation {runs[0].content['metric']}", *shares, "heads", "seeds"], body)
+    return [*lines, "", provenance(wanted.file, [run.environment for run in runs], "lines")]
 
 
 def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns the metric against the number of heads that have their priors, the mean over seeds."""
-    records = ablations(root / wanted.file)
-    means = {name: [fmean(values) for values in zip(*curves, strict=True)] for name, curves in ablation_curves(records).items()}
-    return plots.ablation_curve(means, metric=f"validation {records[0]['metric']}, mean over seeds")
+    runs = ablations(root, wanted)
+    means = {
+        name: [fmean(values) for values in zip(*(run.content["values"] for run in seeds.values()), strict=True)]
+        for name, seeds in by_encoding(runs).items()
+    }
+    return plots.ablation_curve(means, metric=f"validation {runs[0].content['metric']}, mean over seeds")
 
 
-def ablations(path: Path) -> list[Line]:
-    """Returns the lines of `lagwise ablate`, of which there must be one."""
-    return some_lines(path, "ablation", "lagwise ablate --save")
+def ablations(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
+    """Returns the lines of `lagwise ablate`."""
+    return measured(root / wanted.file, "ablation", "lagwise ablate --save", wanted.tune)
 
 
-def some_lines(path: Path, kind: str, command: str) -> list[Line]:
-    """Returns the lines of a file, which must have some, of a kind, that were written by a command."""
-    found = lines_of(path, kind, command)
+def measured(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
+    """Returns lines of what was measured on runs, which differ in encoding, seed and fields that were tuned alone."""
+    found = [Recorded(path, number, line) for number, line in enumerate(lines_of(path, kind, command), 1)]
     if not found:
         raise ValueError(f"{path} must have lines of `{command}`, but is empty")
-    return found
-
-
-def ablation_curves(records: Sequence[Line]) -> dict[str, list[list[float]]]:
-    """Returns the metric with more and more priors, by the encoding, a curve for each seed."""
-    return {name: [record["values"] for record in seeds.values()] for name, seeds in by_seed(records).items()}
-
-
-def by_seed(records: Sequence[Line]) -> dict[str, dict[int, Line]]:
-    """Returns lines by the encoding and the seed of their run."""
-    found: dict[str, dict[int, Line]] = {}
-    for record in records:
-        config = record["config"]
-        seeds = found.setdefault(config["encoding"], {})
-        if config["seed"] in seeds:
-            raise ValueError(f"lines must be of different runs, but {config['encoding']} has seed {config['seed']} twice")
-        seeds[config["seed"]] = record
+    fields = [common_fields(run, tune) for run in found]
+    others = [name for name in fields[0] if any(own[name] != fields[0][name] for own in fields)]
+    if others:
+        raise ValueError(
+            f"{path} must have lines of runs that differ in encoding and seed alone, but they differ in {', '.join(others)}: "
+            "put them into files of their own, or name what was tuned by --tune"
+        )
     return found
 
 
 def style_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns how like their pieces continuations are: the median of each quarter, the mean over seeds, for each histogram."""
-    records = styles(root / wanted.file)
+    runs = styles(root, wanted)
+    encodings = by_encoding(runs)
+    baseline = wanted.baseline or ("sinusoidal" if "sinusoidal" in encodings else next(iter(encodings)))
+    if baseline not in encodings:
+        raise ValueError(f"--baseline must be one of {', '.join(encodings)}, but is {baseline!r}{nearest(baseline, encodings)}")
     lines = []
-    for histogram in dict.fromkeys(name for record in records for name in record["styles"]):
+    for histogram in runs[0].content["styles"]:
         medians = {
-            name: {seed: quarters_of(line, histogram) for seed, line in own.items()} for name, own in by_seed(records).items()
+            name: {seed: quarters_of(run.content["styles"][histogram]) for seed, run in seeds.items()}
+            for name, seeds in encodings.items()
         }
-        baseline = wanted.baseline or ("sinusoidal" if "sinusoidal" in medians else next(iter(medians)))
-        if baseline not in medians:
-            raise ValueError(f"--baseline must be one of {', '.join(medians)}, but is {baseline!r}{nearest(baseline, medians)}")
         body = []
         for name, seeds in sorted(medians.items(), key=lambda each: -fmean(own[3] for own in each[1].values())):
             last = [own[3] - medians[baseline][seed][3] for seed, own in seeds.items() if seed in medians[baseline]]
@@ -324,33 +322,33 @@ def style_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
             body.append([f"`{name}`", *quarters, paired, str(len(seeds))])
         head = [f"encoding, {histogram}", "1st quarter", "2nd", "3rd", "4th", f"4th, minus `{baseline}`", "seeds"]
         lines += [*markdown(head, body), ""]
-    pieces, sampling = len(records[0]["prompts"]), records[0]["sampling"]
-    what = f"lines ({sampling['count']} continuations of {pieces} pieces each)"
-    return [*lines, provenance(wanted.file, [record["environment"] for record in records], what)]
+    what = f"lines ({runs[0].content['sampling']['count']} continuations of {len(runs[0].content['prompts'])} pieces each)"
+    return [*lines, provenance(wanted.file, [run.environment for run in runs], what)]
 
 
 def style_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns boxes of the first histogram, over all continuations of all seeds."""
-    records = styles(root / wanted.file)
-    histogram = next(iter(records[0]["styles"]))
+    runs = styles(root, wanted)
+    histogram = next(iter(runs[0].content["styles"]))
     rows = {
-        name: Tensor([row for line in seeds.values() for row in line["styles"].get(histogram, [])])
-        for name, seeds in by_seed(records).items()
+        name: Tensor([row for run in seeds.values() for row in run.content["styles"][histogram]])
+        for name, seeds in by_encoding(runs).items()
     }
     return plots.quarter_boxes(rows, measure=f"{histogram}, cosine with the piece")
 
 
-def styles(path: Path) -> list[Line]:
+def styles(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
     """Returns the lines of `lagwise styles`, all drawn alike from the same prompts."""
-    found = some_lines(path, "styles", "lagwise styles --save")
-    if any((line["sampling"], line["prompts"]) != (found[0]["sampling"], found[0]["prompts"]) for line in found):
-        raise ValueError(f"{path} must have lines that are drawn alike from the same prompts, but has others")
+    found = measured(root / wanted.file, "styles", "lagwise styles --save", wanted.tune)
+    first = found[0].content
+    if any((run.content["sampling"], run.content["prompts"]) != (first["sampling"], first["prompts"]) for run in found):
+        raise ValueError(f"{root / wanted.file} must have lines that are drawn alike from the same prompts, but has others")
     return found
 
 
-def quarters_of(line: Line, histogram: str) -> list[float]:
+def quarters_of(rows: Sequence[Sequence[float]]) -> list[float]:
     """Returns the median over continuations for each quarter."""
-    return [median(quarter) for quarter in zip(*line["styles"][histogram], strict=True)]
+    return [median(quarter) for quarter in zip(*rows, strict=True)]
 
 
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
