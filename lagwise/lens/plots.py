@@ -220,7 +220,7 @@ def dependency_ranges(ranges: Float[Tensor, "directions heads"], *, before: Tens
     panel.set(yscale="log", xlabel="head", ylabel="dependency range, in tokens")
     panel.set_xticks(range(ranges.shape[1]))
     panel.yaxis.set_major_formatter("{x:g}")
-    figure.legend(loc="outside lower center", frameon=False, ncols=4)
+    _add_names(figure, *panel.get_legend_handles_labels())
     return _titled(figure, "Learned dependency ranges of AT5")
 
 
