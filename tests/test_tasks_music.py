@@ -436,6 +436,8 @@ def test_the_command_tells_the_styles_of_runs(tmp_path):
     save.unlink()
     save.mkdir()
     assert "is a directory" in call(str(groove)).output
+    save = groove / "config.json" / "styles.jsonl"
+    assert "no folder can be made" in call(str(groove)).output
 
 
 def test_sound_is_written_where_fluidsynth_is(tmp_path, monkeypatch):

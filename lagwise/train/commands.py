@@ -350,15 +350,16 @@ def styles(
 
     sampling = Sampling(count, length, temperature, nucleus, seed)
     for folder in runs:
-        if not issubclass(task_named(Run.open(folder).config.task), Music):
-            raise ValueError(f"runs must be of music (piano, groove), but {folder} is one of {Run.open(folder).config.task}")
+        task = Run.open(folder).config.task
+        if not issubclass(task_named(task), Music):
+            raise ValueError(f"runs must be of music (piano, groove), but {folder} is one of {task}")
     table = Table("run", "histogram", "1st quarter", "2nd", "3rd", "4th", "continuations")
     for folder in runs:
         session = trained(folder, settings_of(device, data))
         assert isinstance(session.task, Music)
-        prompts = session.task.long_pieces("test", pieces)
-        watched = track(prompts, str(folder), console=console, disable=not console.is_terminal)
         try:
+            prompts = session.task.long_pieces("test", pieces)
+            watched = track(prompts, str(folder), console=console, disable=not console.is_terminal)
             found = session.task.styles(session.model.eval(), watched, sampling)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
