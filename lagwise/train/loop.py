@@ -400,8 +400,8 @@ def make_accelerator(config: Config, settings: Settings, run: Run | None) -> Acc
     """Returns what knows the devices and processes."""
     precision = "no" if config.precision == "fp32" else config.precision
     tracker = settings.tracker if run is not None else None
-    # A process may do one run after the other, which then must not be gone on with. Accelerate would refuse another precision
-    # than that of the first.
+    # A process may do one run after the other, and Accelerate would refuse another precision than that of the first one, which
+    # is over by then.
     if is_initialized() and (state := AcceleratorState()).mixed_precision != precision and state.num_processes == 1:
         AcceleratorState._reset_state()
     accelerator = Accelerator(
