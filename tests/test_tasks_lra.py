@@ -303,6 +303,18 @@ def test_the_head_of_two_towers_sees_both_their_product_and_their_difference():
     torch.testing.assert_close(seen[0], torch.cat([x, y, x * y, x - y], dim=-1))
 
 
+def test_documents_are_read_by_a_first_vector_or_by_their_mean():
+    config = tiny("retrieval", encoding="none")
+    first, mean = Retrieval().model(config), Retrieval(pooling="mean").model(config).eval()
+    assert first.first is not None and mean.first is None
+    batch = {name: column[:, 0] for name, column in Retrieval().examples("train").batch([0, 1]).items() if name != "label"}
+    vectors = mean.encoder(mean.embedding(batch["tokens"]), lengths=batch["lengths"])
+    expected = torch.stack([row[:length].mean(0) for row, length in zip(vectors, batch["lengths"], strict=True)])
+    torch.testing.assert_close(mean.pooled(batch), expected)
+    with pytest.raises(ValueError, match="pooling must be one of mean, last, first, but is 'max'"):
+        Retrieval(pooling="max")
+
+
 def colours_of(count):
     return torch.randint(256, (count, 3, PIXELS), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
 

@@ -21,7 +21,7 @@ from lagwise.tasks.base import HUB, Batch, Classification, Facts, Sampling, Sequ
 from lagwise.tasks.files import fixed_order, write_whole
 from lagwise.tasks.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
 from lagwise.tasks.glue_sample import sample
-from lagwise.tasks.models import encoder_of, pool, sides_of
+from lagwise.tasks.models import Pooling, encoder_of, pool, sides_of
 from lagwise.tasks.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.tasks.streams import TOKENIZER
 from lagwise.tasks.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ModelName = Literal["encoder", "hf"]
-Pooling = Literal["mean", "last", "first"]
 
 SPLIT_WORDS = "test is GLUE's dev, whose labels are public; validation is a fixed tenth of train"
 LICENCE = "each task has its sources' own, see https://gluebenchmark.com"

@@ -15,7 +15,7 @@ from torch import Tensor
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Split, Tensors
 from lagwise.tasks.files import from_hub, picture, pixels_of
 from lagwise.tasks.lra import presets
-from lagwise.tasks.models import Classifier
+from lagwise.tasks.models import Classifier, Pooling
 from lagwise.train.config import Config
 
 SIDE = 32
@@ -60,7 +60,7 @@ class PixelTask(Classification):
     """A task on pictures of 32 x 32 pixels in grey, whose values are the tokens."""
 
     Options = PixelOptions
-    pooling: ClassVar[Literal["mean", "first"]]
+    pooling: ClassVar[Pooling]
     """How the published models make one vector of all pixels."""
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):

@@ -16,6 +16,9 @@ from lagwise.train.config import Config
 
 Stack = TypeVar("Stack", bound=nn.Module)
 
+Pooling = Literal["mean", "last", "first"]
+"""How vectors of all times become one: their mean, the last of them, or that of a learned vector put before them."""
+
 
 def encoder_of(config: Config, *, causal: bool = False) -> lagwise.nn.Encoder:
     """Returns the stack of layers that a config describes."""
@@ -77,13 +80,13 @@ class Classifier(nn.Module):
 
     def __init__(
         self, config: Config, *, symbols: int | None, classes: int, channels: int = 1,
-        pooling: Literal["mean", "last", "first"] = "mean",
+        pooling: Pooling = "mean",
     ):  # fmt: skip
         super().__init__()
         self.embedding = nn.Linear(channels, config.dim) if symbols is None else nn.Embedding(symbols, config.dim)
         self.encoder = encoder_of(config)
         self.choice = nn.Linear(config.dim, classes)
-        self.pooling: Literal["mean", "last", "first"] = pooling
+        self.pooling: Pooling = pooling
         self.first = nn.Parameter(torch.randn(config.dim)) if pooling == "first" else None
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch classes"]:
@@ -100,7 +103,7 @@ class Classifier(nn.Module):
 
 
 def pool(
-    x: Float[Tensor, "batch time dim"], lengths: Int[Tensor, " batch"] | None, pooling: Literal["mean", "last", "first"]
+    x: Float[Tensor, "batch time dim"], lengths: Int[Tensor, " batch"] | None, pooling: Pooling
 ) -> Float[Tensor, "batch dim"]:
     """Returns one vector of all times that exist."""
     if pooling == "first":

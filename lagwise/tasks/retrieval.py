@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
 from lagwise.tasks.lra import largest_rate, presets
-from lagwise.tasks.models import Classifier
+from lagwise.tasks.models import Classifier, Pooling
 from lagwise.tasks.text import SYMBOLS, byte_names, options_for_bytes, packed
 from lagwise.train.config import Config
 
@@ -53,8 +53,8 @@ class TwoTowers(Classifier):
     The head reads both vectors, their product and their difference, and has two hidden layers, as in the Long-Range Arena.
     """
 
-    def __init__(self, config: Config, *, classes: int):
-        super().__init__(config, symbols=SYMBOLS, classes=classes, pooling="first")
+    def __init__(self, config: Config, *, classes: int, pooling: Pooling = "first"):
+        super().__init__(config, symbols=SYMBOLS, classes=classes, pooling=pooling)
         hidden = config.hidden or 4 * config.dim
         self.choice = nn.Sequential(
             nn.Linear(4 * config.dim, hidden),
@@ -76,12 +76,17 @@ class RetrievalOptions:
 
     Args:
         length: How many bytes of each document are read.
+        pooling: How the vectors of a document's bytes become one: "first", a learned vector before them as published, their
+            "mean", with which small models learn sooner, or the "last".
     """
 
     length: int = 4000
+    pooling: Pooling = "first"
 
     def __post_init__(self) -> None:
         require_sizes(length=self.length)
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, but is {self.pooling!r}")
 
 
 class Retrieval(Classification):
@@ -131,7 +136,7 @@ class Retrieval(Classification):
         return PairExamples(documents, members, label)
 
     def model(self, config: Config) -> TwoTowers:
-        return TwoTowers(config, classes=self.classes)
+        return TwoTowers(config, classes=self.classes, pooling=self.options.pooling)
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
         return options_for_bytes(encoding, self.presets, self.options.length)
