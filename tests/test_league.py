@@ -115,6 +115,12 @@ def test_runs_that_differ_in_more_are_in_tables_of_their_own(tmp_path):
     ]  # fmt: skip
 
 
+def test_an_option_that_was_left_out_is_its_default(tmp_path):
+    left_out, spelled = Config("process-50"), Config("process-50", task_options={"length": 50})
+    runs = [stored(tmp_path, "t5", 0, 0.5, config=left_out), stored(tmp_path, "none", 0, 0.5, config=spelled)]
+    assert [[*group.runs] for group in groups(runs)] == [["t5", "none"]]
+
+
 def test_titles_tell_what_differs_within_a_task_by_single_options(tmp_path):
     short = Config("process-50", task_options={"length": 20, "train": 64})
     adding = Config("adding", steps=7)

@@ -302,7 +302,7 @@ def test_styles_tell_options_of_one_encoding_apart(tmp_path):
     [
         (styles_of("t5", 0, *ROWS), " --baseline at5", "--baseline must be one of rotary, t5, but is 'at5'"),
         (styles_of("t5", 0, *ROWS, prompts=["test:9"]), "", "must have lines that are drawn alike from the same prompts"),
-        (styles_of("t5", 0, *ROWS, task="piano"), "", "but they differ in task: put them into files of their own"),
+        (styles_of("t5", 0, *ROWS, task="piano"), "", "but they differ in task, task_options: put them into files of their own"),
         (styles_of("t5", 0, *ROWS, task_options={"length": 9}), "", "but they differ in task_options"),
         (styles_of("rotary", 1, *ROWS, dim=512), "", "but they differ in dim"),
         (styles_of("rotary", 1, *ROWS, rate=0.5), "", "but they differ in rate.* or name what was tuned by --tune"),

@@ -182,16 +182,17 @@ def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[d
 
 
 def spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields by the names that the command line has for them: each option of the task by itself, with its default."""
-    options = asdict(task_named(fields["task"]).Options(**fields["task_options"]))
+    """Returns fields by the names that the command line has for them: each option of the task by itself."""
     others = {name: value for name, value in fields.items() if name != "task_options"}
-    return {**others, **{f"task.{name}": value for name, value in options.items()}}
+    return {**others, **{f"task.{name}": value for name, value in fields["task_options"].items()}}
 
 
 def common_fields(run: Run, tune: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns what runs must have in common to be compared."""
-    fields = {name: value for name, value in run.config.to_json().items() if name not in (*OWN_FIELDS, *tune)}
-    return {**fields, "data": data_of(run)}
+    """Returns what runs must have in common to be compared; an option of the task that was left out counts as its default."""
+    config = run.config
+    fields = {name: value for name, value in config.to_json().items() if name not in (*OWN_FIELDS, *tune)}
+    options = asdict(task_named(config.task).Options(**config.task_options))
+    return {**fields, "task_options": options, "data": data_of(run)}
 
 
 def data_of(run: Run) -> str:
