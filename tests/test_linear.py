@@ -671,6 +671,27 @@ def test_stochastic_encodings_meet_the_feature_maps_as_published():
     assert_close(linear_attention(q, k, v, encoding, feature_map=favor, seed=seed), written_out(*scaled, v, "favor", favor=favor))
 
 
+def test_relu_features_of_codes_tend_to_a_function_of_the_angle():
+    """|q'| |k'| (sin t + (pi - t) cos t), Cho and Saul (2009): at most pi times the weight of a right angle."""
+
+    class Relu(FeatureMap):
+        def queries(self, x):
+            return x.relu()
+
+    q, k, _ = tensors(1, 12)
+    encoding = lagwise.make("sine-spe", heads=HEADS, head_dim=DIM, sines=6, realizations=2**16, gated=False).double()
+    eye = torch.eye(12, dtype=torch.float64).expand(1, HEADS, -1, -1)
+    found = linear_attention(q, k, eye, encoding, feature_map=Relu(), seed=torch.tensor(1))
+    values, first = encoding.kernel(-11, 11)
+    gain = values[:, torch.arange(12) - torch.arange(12)[:, None] - first]
+    variance = (torch.nn.functional.softplus(encoding.gain) ** 2 / (2 * 6)).sum(-1)[:, None]
+    lengths = [(variance * x.square()).sum(-1).sqrt() for x in (q, k)]
+    products = lengths[0][..., :, None] * lengths[1][..., None, :]
+    angle = torch.acos(torch.einsum("bhid,hijd,bhjd->bhij", q, gain, k) / products)
+    weight = products * (angle.sin() + (math.pi - angle) * angle.cos())
+    assert_close(found, weight / weight.sum(-1, keepdim=True), atol=4e-3, rtol=0.02)
+
+
 def test_a_feature_map_of_ones_own():
     class Square(FeatureMap):
         def queries(self, x):
