@@ -146,6 +146,17 @@ def test_options_tell_runs_of_one_encoding_apart(tmp_path):
     ]  # fmt: skip
 
 
+def test_an_option_of_an_encoding_that_was_left_out_is_its_default(tmp_path):
+    given = ({}, {"gated": True, "sines": 10}, {"gated": False})
+    runs = [
+        stored(tmp_path, "sine-spe", seed, 0.5, config=Config("process-50", encoding_options=options))
+        for seed, options in enumerate(given)
+    ]
+    assert {row.encoding: row.seeds for row in league(runs)} == {
+        "sine-spe (gated=true)": (0, 1), "sine-spe (gated=false)": (2,),
+    }  # fmt: skip
+
+
 def test_the_same_run_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="hold the same run"):
         league([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])

@@ -9,10 +9,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from inspect import Parameter
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from lagwise.encodings import nearest
+from lagwise.encodings import nearest, options_of
 from lagwise.tasks import task_named
 from lagwise.train.config import FIELDS, Config
 from lagwise.train.loop import make_task
@@ -221,21 +222,29 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def by_encoding(runs: Sequence[AnyRun]) -> dict[str, dict[int, AnyRun]]:
-    """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name."""
-    options: dict[str, list[dict[str, Any]]] = {}
+    """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name.
+
+    An option that was left out counts as its default.
+    """
+    options: dict[str, list[dict[str, str]]] = {}
     for run in runs:
-        options.setdefault(run.config.encoding, []).append(run.config.encoding_options)
+        options.setdefault(run.config.encoding, []).append(shown_options(run.config))
     found: dict[str, dict[int, AnyRun]] = {}
     for run in runs:
         config = run.config
-        own, others = config.encoding_options, options[config.encoding]
-        told = [name for name in sorted({*own}.union(*others)) if any(other.get(name) != own.get(name) for other in others)]
-        label = config.encoding + (f" ({', '.join(f'{name}={shown(own.get(name))}' for name in told)})" if told else "")
-        seeds = found.setdefault(label, {})
+        own, others = shown_options(config), options[config.encoding]
+        told = [f"{name}={value}" for name, value in sorted(own.items()) if any(other.get(name) != value for other in others)]
+        seeds = found.setdefault(config.encoding + (f" ({', '.join(told)})" if told else ""), {})
         if config.seed in seeds:
             raise ValueError(f"{seeds[config.seed].folder} and {run.folder} hold the same run: leave one of them out")
         seeds[config.seed] = run
     return found
+
+
+def shown_options(config: Config) -> dict[str, str]:
+    """Returns the options of a run's encoding, with their defaults, as the command line takes them."""
+    options = {**options_of(config.encoding), **config.encoding_options}
+    return {name: shown(value) for name, value in options.items() if value is not Parameter.empty}
 
 
 def shown(value: Any) -> str:
