@@ -155,6 +155,11 @@ def test_an_option_of_an_encoding_that_was_left_out_is_its_default(tmp_path):
     assert {row.encoding: row.seeds for row in league(runs)} == {
         "sine-spe (gated=true)": (0, 1), "sine-spe (gated=false)": (2,),
     }  # fmt: skip
+    slow, fast = (
+        stored(tmp_path, "t5", 0, test, config=Config("process-50", rate=rate, encoding_options=options))
+        for test, rate, options in ((0.5, 1e-4, {}), (0.6, 1e-3, {"buckets": 32}))
+    )
+    assert tuned([slow, fast], ["rate"]) == [fast]
 
 
 def test_the_same_run_twice_is_refused(tmp_path):

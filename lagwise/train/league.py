@@ -133,7 +133,7 @@ def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
     trials: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         config = run.config
-        owner = json.dumps([common_fields(run, fields), config.encoding, config.encoding_options], sort_keys=True)
+        owner = json.dumps([common_fields(run, fields), config.encoding, shown_options(config)], sort_keys=True)
         trials.setdefault(owner, {}).setdefault(json.dumps([getattr(config, name) for name in fields]), []).append(run)
     chosen = {id(run) for values in trials.values() for run in best_of(list(values.values()))}
     return [run for run in runs if id(run) in chosen]
