@@ -167,6 +167,13 @@ def test_the_same_run_twice_is_refused(tmp_path):
         league([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])
 
 
+def test_models_of_two_sizes_are_refused_though_their_fields_are_equal(tmp_path):
+    runs = [stored(tmp_path, "t5", seed, 0.5, parameters=size) for seed, size in enumerate((100, 100, 120))]
+    assert league(runs[:2])[0].seeds == (0, 1)
+    with pytest.raises(ValueError, match=r"of t5 must be of one model, but .*seed0 has 100 parameters and .*seed2 120"):
+        league(runs)
+
+
 def test_runs_that_are_not_complete_take_no_part(tmp_path):
     config = Config("process-50", "none")
     begun = Run.create(folder_of(tmp_path, config), config, ENVIRONMENT)

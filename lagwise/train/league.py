@@ -172,14 +172,28 @@ def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[d
     metric, higher_is_better = main_metric(runs[0].config)
     flat, others = spelled(fields), [spelled(other) for other in all_fields if other["task"] == fields["task"]]
     differing = [name for name in flat if name != "task" and any(other.get(name) != flat[name] for other in others)]
+    own = by_encoding(runs)
+    for name, seeds in own.items():
+        check_size(name, list(seeds.values()))
     return Group(
         title=", ".join([fields["task"], *(f"{name}={shown(flat[name])}" for name in differing)]),
         fields=fields,
         metric=metric,
         higher_is_better=higher_is_better,
-        runs=by_encoding(runs),
+        runs=own,
         tune=tuple(tune),
     )
+
+
+def check_size(name: str, runs: Sequence[Run]) -> None:
+    """Raises for runs of equal fields whose models differ in size, as where a folder's tokenizer was made anew in between."""
+    first, *others = [(run.folder, result["parameters"]) for run in runs if (result := run.result) is not None]
+    for folder, size in others:
+        if size != first[1]:
+            raise ValueError(
+                f"runs of {name} must be of one model, but {first[0]} has {first[1]:,} parameters and {folder} {size:,}: their "
+                "data, or the tokenizer beside it, was not the same; compare them apart"
+            )
 
 
 def spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
