@@ -296,6 +296,12 @@ def test_repeat_trains_published_runs_again(tmp_path, monkeypatch):
     ]
     everything = CliRunner().invoke(app, options)
     assert everything.exit_code == 0 and everything.output.count("│ process-50 ") == 4, everything.output
+    assert "not the published model" not in everything.output
+    size = lines[0]["result"]["parameters"]
+    larger = [{**line, "result": {**line["result"], "parameters": size + 8}} for line in lines[:1]]
+    saved.write_text("".join(json.dumps(line) + "\n" for line in larger))
+    other = CliRunner().invoke(app, options)
+    assert f"has {size + 8:,} parameters and" in " ".join(other.output.split()), other.output
 
 
 def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):

@@ -191,7 +191,7 @@ def repeat(
     too. Runs that start from others find them where these were repeated with the same --out.
     """
     from lagwise.train import records
-    from lagwise.train.league import chosen, data_of, main_metric
+    from lagwise.train.league import chosen, data_of, main_metric, unlike
 
     published = chosen(records.read(file), None if encodings is None else encodings.split(","), seeds)
     if len(kinds := sorted({data_of(run) for run in published})) > 1:
@@ -206,6 +206,8 @@ def repeat(
         old, new = (math.nan if result is None else result["test"][metric] for result in (before.result, outcome.run.result))
         words = [f"{new:.4f}", f"{new - old:+.4f}"] if outcome.error is None else [outcome.error, ""]
         table.add_row(config.task, config.encoding, str(config.seed), metric, f"{old:.4f}", *words)
+        if outcome.error is None and (difference := unlike([before, outcome.run])):
+            console.print(f"warning: this is not the published model: {difference}", markup=False)
     console.print(table)
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)

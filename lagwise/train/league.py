@@ -174,7 +174,8 @@ def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[d
     differing = [name for name in flat if name != "task" and any(other.get(name) != flat[name] for other in others)]
     own = by_encoding(runs)
     for name, seeds in own.items():
-        check_size(name, list(seeds.values()))
+        if words := unlike(list(seeds.values())):
+            raise ValueError(f"runs of {name} must be of one model, but {words}: compare them apart")
     return Group(
         title=", ".join([fields["task"], *(f"{name}={shown(flat[name])}" for name in differing)]),
         fields=fields,
@@ -185,15 +186,16 @@ def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[d
     )
 
 
-def check_size(name: str, runs: Sequence[Run]) -> None:
-    """Raises for runs of equal fields whose models differ in size, as where a folder's tokenizer was made anew in between."""
+def unlike(runs: Sequence[Run]) -> str:
+    """Says which of some runs of equal fields have models of two sizes, as with another tokenizer beside the data; "" if none."""
     first, *others = [(run.folder, result["parameters"]) for run in runs if (result := run.result) is not None]
     for folder, size in others:
         if size != first[1]:
-            raise ValueError(
-                f"runs of {name} must be of one model, but {first[0]} has {first[1]:,} parameters and {folder} {size:,}: their "
-                "data, or the tokenizer beside it, was not the same; compare them apart"
+            return (
+                f"{first[0]} has {first[1]:,} parameters and {folder} {size:,}, so that their data, or the tokenizer beside it, "
+                "was not the same"
             )
+    return ""
 
 
 def spelled(fields: Mapping[str, Any]) -> dict[str, Any]:
