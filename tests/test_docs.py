@@ -40,11 +40,20 @@ def test_the_readme_has_examples():
     assert len(examples(ROOT / "README.md")) >= 2
 
 
+def sections(page: Path) -> set[str]:
+    """Returns the names by which links reach the headings of a page."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+    for target, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
-            assert (page.parent / target).exists(), f"{target} in {page.name}"
+            path = page.parent / target if target else page
+            assert path.exists(), f"{target} in {page.name}"
+            assert not section or section in sections(path), f"{target}#{section} in {page.name}"
 
 
 def test_every_encoding_has_a_page_with_its_options(encoding_name):
