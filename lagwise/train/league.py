@@ -2,7 +2,7 @@
 
 Runs are compared where they differ in the encoding, its options and the seed alone, and in fields that were tuned for each
 encoding. Runs that differ in anything else, or in where their data came from, are in tables of their own, because a difference
-between them may be due to that.
+between them may be due to that. Runs of equal fields whose models differ in size are refused.
 """
 
 import json
