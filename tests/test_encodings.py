@@ -137,6 +137,23 @@ def test_training_draws_fresh_codes_and_evaluation_keeps_them():
     assert torch.equal(one, lagwise.attention(q, q, q, encoding))
 
 
+@pytest.mark.parametrize("name", ["sine-spe", "conv-spe"])
+def test_fixed_codes_stay_in_training_and_travel_with_the_state(name):
+    encoding, other, redrawn = (make_encoding(name, fixed=fixed) for fixed in (True, True, False))
+    q, before = torch.randn(1, 4, 9, 8), torch.get_rng_state()
+    expected = lagwise.attention(q, q, q, encoding.train())
+    assert torch.equal(lagwise.attention(q, q, q, encoding), expected) and not encoding.random
+    assert torch.equal(lagwise.attention(q, q, q, encoding, seed=torch.tensor(1)), expected)
+    assert torch.equal(lagwise.attention(q, q, q, encoding.eval()), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    redrawn.load_state_dict({key: value for key, value in encoding.state_dict().items() if key != "fixed_seed"})
+    assert torch.equal(lagwise.attention(q, q, q, redrawn, seed=encoding.fixed_seed), expected)
+    other.load_state_dict(redrawn.state_dict() | {"fixed_seed": other.fixed_seed})
+    assert not torch.equal(lagwise.attention(q, q, q, other), expected)
+    other.load_state_dict(encoding.state_dict())
+    assert torch.equal(lagwise.attention(q, q, q, other), expected)
+
+
 def test_an_encoding_is_tested_plotted_and_measured_by_one_file_and_one_entry():
     """What CONTRIBUTING promises: a class with `terms`, an entry, and it runs everywhere."""
 

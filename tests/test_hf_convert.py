@@ -261,6 +261,13 @@ def test_a_checkpoint_brings_back_the_converted_model(name, per_layer, tmp_path)
     assert not loaded.embeddings.position_embeddings.weight.requires_grad
 
 
+def test_a_checkpoint_brings_back_fixed_codes(tmp_path):
+    model = converted("sine-spe", fixed=True)
+    expected = states(model.train(), LONG)
+    model.save_pretrained(tmp_path)
+    same(states(transformers.AutoModel.from_pretrained(tmp_path), LONG), expected, 0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_loads_into_another_head_and_another_dtype(family, tmp_path):
     model = converted("t5", family)

@@ -22,18 +22,24 @@ class StochasticEncoding(Encoding):
     Q_d and K_d are nearly Gaussian sequences, independent over the channels d and the realizations r, the same for the whole
     batch. With a gate, P becomes `delta + (1 - delta) P`, delta = sigmoid(gate) per channel: the gate's noise is constant over
     positions. Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
+
+    With `fixed` the random numbers are drawn once and kept. Products are then no estimates that average out over the steps of a
+    training, but functions of both positions, which a model can learn by heart.
     """
 
-    random = True
+    fixed_seed: Tensor | None
+    """Where the random numbers start if they are fixed."""
 
     gate_number: int = 0
     """Which of several gates beside the same codes this is: each has random numbers of its own."""
 
-    def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool):
+    def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool, fixed: bool):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim, realizations=realizations)
         self.heads, self.head_dim, self.realizations = heads, head_dim, realizations
         self.gate = nn.Parameter(torch.randn(heads, head_dim)) if gated else None
+        self.random = not fixed
+        self.register_buffer("fixed_seed", torch.randint(2**62, ()) if fixed else None)
 
     @abstractmethod
     def recipe(self, seed: Tensor) -> Recipe:
@@ -44,6 +50,7 @@ class StochasticEncoding(Encoding):
         """Returns P at the lags that matter of `first..last`, and the first of them."""
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        seed = seed if self.fixed_seed is None else self.fixed_seed
         if seed is None:
             raise ValueError(f"seed must be given to draw the codes of {type(self).__name__}, but is None")
 
@@ -85,6 +92,7 @@ class SineSPE(StochasticEncoding):
         sines: Number K of sinusoids per channel.
         realizations: Number R of random features that queries and keys become.
         gated: Mix each channel with position-free attention.
+        fixed: Draw the random numbers once and keep them, instead of anew in each forward pass in training.
 
     >>> encoding = SineSPE(heads=2, head_dim=8, realizations=32)
     >>> q = torch.randn(1, 2, 5, 8)
@@ -93,8 +101,10 @@ class SineSPE(StochasticEncoding):
     torch.Size([1, 2, 5, 32])
     """
 
-    def __init__(self, *, heads: int, head_dim: int, sines: int = 10, realizations: int = 64, gated: bool = True):
-        super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
+    def __init__(
+        self, *, heads: int, head_dim: int, sines: int = 10, realizations: int = 64, gated: bool = True, fixed: bool = False
+    ):
+        super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated, fixed=fixed)
         require_sizes(sines=sines)
         shape = (heads, head_dim, sines)
         self.freq = nn.Parameter(torch.randn(shape) - 4.0)
@@ -139,6 +149,7 @@ class ConvSPE(StochasticEncoding):
         grid: For images: the extents of the axes but the first, `(columns,)` or `(rows, columns)` in a volume.
         realizations: Number R of random features that queries and keys become.
         gated: Mix each channel with position-free attention.
+        fixed: Draw the random numbers once and keep them, instead of anew in each forward pass in training.
 
     >>> encoding = ConvSPE(heads=2, head_dim=8, kernel_size=16)
     >>> encoding.exact_terms(-99, 99, scale=1.0).gain.values.shape
@@ -147,9 +158,9 @@ class ConvSPE(StochasticEncoding):
 
     def __init__(
         self, *, heads: int, head_dim: int, kernel_size: int | tuple[int, ...] = 128, grid: tuple[int, ...] = (),
-        realizations: int = 64, gated: bool = True,
+        realizations: int = 64, gated: bool = True, fixed: bool = False,
     ):  # fmt: skip
-        super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated)
+        super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated, fixed=fixed)
         if not isinstance(grid, tuple | list):
             raise ValueError(f"grid must be the extents of all axes but the first, (columns,) for an image, but is {grid!r}")
         self.grid = tuple(grid)
