@@ -29,7 +29,7 @@ def test_options_are_keywords_with_one_meaning(encoding_name):
     known = {
         *SHARED_OPTIONS, "causal", "buckets", "per_head", "reach", "realizations", "sines", "kernel_size", "grid", "gated",
         "widths", "slopes", "activation", "dropout", "std", "kind", "values", "base", "interleaved", "unit", "length", "decay",
-        "seed",
+        "seed", "fixed",
     }  # fmt: skip
     assert options_of(encoding_name).keys() <= known
     kinds = {p.kind for p in inspect.signature(lagwise.ENCODINGS[encoding_name]).parameters.values()}
