@@ -448,6 +448,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "encoding in capitals": (lambda: lagwise.make("T5", heads=4), "unknown encoding 'T5': did you mean 't5'?"),
     "encoding like no other": (lambda: lagwise.make("zzzz"), "unknown encoding 'zzzz'. There are: none, "),
+    "no switch": (
+        lambda: lagwise.make("sine-spe", heads=2, head_dim=8, fixed="no"),
+        "fixed of encoding 'sine-spe' must be True or False (true or false on the command line), but is 'no'",
+    ),
     "unknown option": (
         lambda: lagwise.make("t5", heads=4, bucket=3),
         "unknown option 'bucket' for encoding 't5': did you mean 'buckets'? ... It has: heads, buckets, max_lag, causal",

@@ -58,6 +58,12 @@ def make(name: str, **options: Any) -> Encoding:
                 f"unknown option {option!r} for encoding {name!r}{nearest(option, known)} "
                 f"It has: {', '.join(known) or 'no options'}"
             )
+    for option, default in known.items():
+        if isinstance(default, bool) and not isinstance(options.get(option, default), bool):
+            raise ValueError(
+                f"{option} of encoding {name!r} must be True or False (true or false on the command line), "
+                f"but is {options[option]!r}"
+            )
     missing = [option for option, default in known.items() if default is inspect.Parameter.empty and option not in options]
     if missing:
         raise ValueError(f"encoding {name!r} needs {', '.join(missing)}")

@@ -24,7 +24,8 @@ class StochasticEncoding(Encoding):
     positions. Liutkus et al. (2021). `exact_terms` is the limit of infinitely many realizations.
 
     With `fixed` the random numbers are drawn once and kept. Products are then no estimates that average out over the steps of a
-    training, but functions of both positions, which a model can learn by heart.
+    training, but functions of both positions, which a model can learn to read; `exact_terms` is not what it computes then. A seed
+    that is given to a call does not change them.
     """
 
     fixed_seed: Tensor | None

@@ -37,8 +37,8 @@ def presets(
             "encoding_options": {"kernel_size": KERNEL_SIZE, "realizations": realizations},
         },
     }
-    # The published code means to draw the features of the Performer and the codes of SPE afresh at each step; in effect its draws
-    # stay (docs/decisions.md), which is `encoding.fixed=true redraw=0`.
+    # The published code means to draw the features of the Performer and the codes of SPE afresh at each step; most likely its
+    # draws stay in effect (docs/decisions.md), which is `encoding.fixed=true redraw=0`.
     maps = {"performer": {"feature_map": "favor", "redraw": 1}, "relu": {"feature_map": "relu"}}
     common = {"attention": "linear", "norm": "pre", "activation": "gelu", "beta2": 0.98, "clip": 0.0, **sizes}
     return {
