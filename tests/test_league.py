@@ -146,6 +146,22 @@ def test_options_tell_runs_of_one_encoding_apart(tmp_path):
     ]  # fmt: skip
 
 
+def test_options_tell_runs_of_one_encoding_apart_in_tables_side_by_side(tmp_path):
+    runs = [
+        stored(tmp_path, "sine-spe", 0, 0.5, config=Config("process-50", dim=dim, encoding_options={"fixed": fixed}))
+        for dim, fixed in ((128, False), (256, True), (256, False))
+    ]
+    elsewhere = stored(tmp_path, "sine-spe", 0, 0.5, config=Config("adding", encoding_options={"sines": 3}))
+    found = groups([*runs, stored(tmp_path, "t5", 0, 0.4), elsewhere])
+    assert [[*group.runs] for group in found] == [
+        ["sine-spe (fixed=false)", "t5"], ["sine-spe (fixed=true)", "sine-spe (fixed=false)"], ["sine-spe"],
+    ]  # fmt: skip
+    assert baselines(found, "sine-spe") == ["sine-spe (fixed=false)", "sine-spe (fixed=true)", "sine-spe"]
+    assert baselines(found, "sine-spe (fixed=false)") == ["sine-spe (fixed=false)", "sine-spe (fixed=false)", "sine-spe"]
+    with pytest.raises(ValueError, match=r"baseline must be one of .* but is 'sine-spe'"):
+        baselines(found[1:2], "sine-spe")
+
+
 def test_an_option_of_an_encoding_that_was_left_out_is_its_default(tmp_path):
     given = ({}, {"gated": True, "sines": 10}, {"gated": False})
     runs = [

@@ -117,10 +117,11 @@ def groups(runs: Iterable[Run], tune: Sequence[str] = ()) -> list[Group]:
         tune: Fields that are tuned for each encoding, see `tuned`.
     """
     found: dict[str, list[Run]] = {}
-    for run in tuned([run for run in runs if run.result is not None], tune):
+    complete = tuned([run for run in runs if run.result is not None], tune)
+    for run in complete:
         found.setdefault(json.dumps(common_fields(run, tune), sort_keys=True), []).append(run)
     fields = [json.loads(key) for key in found]
-    return [group_of(members, own, fields, tune) for members, own in zip(found.values(), fields, strict=True)]
+    return [group_of(members, complete, own, fields, tune) for members, own in zip(found.values(), fields, strict=True)]
 
 
 def tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:
@@ -167,12 +168,18 @@ def best_of(trials: Sequence[Sequence[Run]]) -> Sequence[Run]:
     return min(trials, key=quality)
 
 
-def group_of(runs: Sequence[Run], fields: dict[str, Any], all_fields: Sequence[dict[str, Any]], tune: Sequence[str]) -> Group:
-    """Returns one of several groups, with a title that tells it from the others."""
+def group_of(
+    runs: Sequence[Run],
+    all_runs: Sequence[Run],
+    fields: dict[str, Any],
+    all_fields: Sequence[dict[str, Any]],
+    tune: Sequence[str],
+) -> Group:
+    """Returns one of several groups, with a title and names that tell it and its encodings from those of the others."""
     metric, higher_is_better = main_metric(runs[0].config)
     flat, others = spelled(fields), [spelled(other) for other in all_fields if other["task"] == fields["task"]]
     differing = [name for name in flat if name != "task" and any(other.get(name) != flat[name] for other in others)]
-    own = by_encoding(runs)
+    own = by_encoding(runs, [run for run in all_runs if run.config.task == fields["task"]])
     for name, seeds in own.items():
         if words := unlike(list(seeds.values())):
             raise ValueError(f"runs of {name} must be of one model, but {words}: compare them apart")
@@ -237,13 +244,17 @@ def chosen(runs: Sequence[Run], encodings: Sequence[str] | None, seeds: int | No
 AnyRun = TypeVar("AnyRun", bound=Run)
 
 
-def by_encoding(runs: Sequence[AnyRun]) -> dict[str, dict[int, AnyRun]]:
+def by_encoding(runs: Sequence[AnyRun], among: Sequence[Run] = ()) -> dict[str, dict[int, AnyRun]]:
     """Returns runs by the name of their encoding and their seed; options that tell runs of one name apart are in the name.
 
     An option that was left out counts as its default.
+
+    Args:
+        runs: The runs.
+        among: Others that stand beside them, as in tables of their own, and that a name must tell them apart from as well.
     """
     options: dict[str, list[dict[str, str]]] = {}
-    for run in runs:
+    for run in (*runs, *among):
         options.setdefault(run.config.encoding, []).append(shown_options(run.config))
     found: dict[str, dict[int, AnyRun]] = {}
     for run in runs:
@@ -394,7 +405,13 @@ def differences(runs: Iterable[Run], baseline: str) -> list[Difference]:
 
 def default_baseline(group: Group) -> str:
     """Returns what others are compared to unless somebody says otherwise: t5, or the first."""
-    return "t5" if "t5" in group.runs else next(iter(group.runs))
+    return row_named(group, "t5") or next(iter(group.runs))
+
+
+def row_named(group: Group, name: str) -> str | None:
+    """Returns the row of a group that a name means: its own, or that of its encoding where the group has one such row alone."""
+    rows = [row for row, seeds in group.runs.items() if next(iter(seeds.values())).config.encoding == name]
+    return name if name in group.runs else rows[0] if len(rows) == 1 else None
 
 
 def baselines(found: Sequence[Group], wanted: str | None) -> list[str]:
@@ -402,10 +419,11 @@ def baselines(found: Sequence[Group], wanted: str | None) -> list[str]:
 
     Raises where it takes part in none.
     """
-    names = list(dict.fromkeys(name for group in found for name in group.runs))
-    if wanted is not None and wanted not in names:
+    rows = [wanted and row_named(group, wanted) for group in found]
+    if wanted is not None and not any(rows):
+        names = list(dict.fromkeys(name for group in found for name in group.runs))
         raise ValueError(f"baseline must be one of {', '.join(names)}, but is {wanted!r}{nearest(wanted, names)}")
-    return [wanted if wanted is not None and wanted in group.runs else default_baseline(group) for group in found]
+    return [row or default_baseline(group) for row, group in zip(rows, found, strict=True)]
 
 
 def differences_of(group: Group, baseline: str) -> list[Difference]:
