@@ -386,5 +386,6 @@ def test_the_six_presets_of_the_long_range_arena():
         assert preset["attention"] == "linear" and preset["feature_map"] == ("favor" if "performer" in name else "relu")
         assert (preset["layers"], preset["heads"], preset["dim"], preset["hidden"], preset["batch"]) == (6, 8, 512, 2048, 8)
         assert preset["rate"] == pytest.approx(0.0125 / 1000**0.5)
-    assert presets["relu-conv"]["encoding_options"] == {"kernel_size": 128, "realizations": 64}
-    assert presets["relu-sine"]["encoding_options"] == {"sines": 10, "realizations": 64}
+        assert preset.get("redraw", 0) == 0
+    assert presets["relu-conv"]["encoding_options"] == {"kernel_size": 128, "realizations": 64, "fixed": True}
+    assert presets["relu-sine"]["encoding_options"] == {"sines": 10, "realizations": 64, "fixed": True}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Split, Tensors
 from lagwise.tasks.files import from_hub, picture, pixels_of
-from lagwise.tasks.lra import presets
+from lagwise.tasks.lra import presets, suited_options
 from lagwise.tasks.models import Classifier, Pooling
 from lagwise.train.config import Config
 
@@ -84,8 +84,7 @@ class PixelTask(Classification):
         return Classifier(config, symbols=SYMBOLS, classes=self.classes, pooling=pooling)
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
-        known = {preset["encoding"]: preset["encoding_options"] for preset in self.presets.values()}
-        options = dict(known.get(encoding, {"length": PIXELS + 1} if encoding == "learned" else {}))
+        options = suited_options(encoding, self.presets, PIXELS)
         if self.options.grid and encoding == "conv-spe":
             options |= {"grid": (SIDE,), "kernel_size": GRID_KERNEL_SIZE}
         return options

@@ -2,9 +2,12 @@
 
 They are {Performer, linear attention with ReLU features} x {absolute positions, sines, convolutions}. The paper gives sines to
 each layer, and convolutions to all layers in common; layers that are one and the same have one encoding in any case. The
-published code drops attention weights too, which linear attention never makes: here only units are dropped.
+published code drops attention weights too, which linear attention never makes: here only units are dropped. It means to draw
+the codes of SPE and the features of the Performer afresh at each step, but its seed overflows, so that most likely its draws
+stayed. They do here; `encoding.fixed=false redraw=1` draws afresh (docs/results.md has both, in "Codes that stay").
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 SINES = 10
@@ -29,23 +32,31 @@ def presets(
         "ape": {"encoding": absolute, "encoding_options": absolute_options or {}},
         "sine": {
             "encoding": "sine-spe",
-            "encoding_options": {"sines": SINES, "realizations": realizations},
+            "encoding_options": {"sines": SINES, "realizations": realizations, "fixed": True},
             "per_layer": not sizes.get("tied", False),
         },
         "conv": {
             "encoding": "conv-spe",
-            "encoding_options": {"kernel_size": KERNEL_SIZE, "realizations": realizations},
+            "encoding_options": {"kernel_size": KERNEL_SIZE, "realizations": realizations, "fixed": True},
         },
     }
-    # The published code means to draw the features of the Performer and the codes of SPE afresh at each step; most likely its
-    # draws stay in effect (docs/decisions.md), which is `encoding.fixed=true redraw=0`.
-    maps = {"performer": {"feature_map": "favor", "redraw": 1}, "relu": {"feature_map": "relu"}}
+    maps = {"performer": {"feature_map": "favor", "redraw": 0}, "relu": {"feature_map": "relu"}}
     common = {"attention": "linear", "norm": "pre", "activation": "gelu", "beta2": 0.98, "clip": 0.0, **sizes}
     return {
         f"{map_name}-{encoding_name}": {**common, **own_map, **encoding}
         for map_name, own_map in maps.items()
         for encoding_name, encoding in encodings.items()
     }
+
+
+def suited_options(encoding: str, published: Mapping[str, Mapping[str, Any]], length: int) -> dict[str, Any]:
+    """Returns the sizes of an encoding in a task's presets, and of a learned table for all tokens and the vector before them.
+
+    Whether random numbers stay is no matter of the task: a preset says it, or whoever trains.
+    """
+    known = {preset["encoding"]: preset["encoding_options"] for preset in published.values()}
+    options = known.get(encoding, {"length": length + 1} if encoding == "learned" else {})
+    return {name: value for name, value in options.items() if name != "fixed"}
 
 
 def largest_rate(base: float, warmup: int) -> float:

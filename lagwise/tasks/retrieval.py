@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
-from lagwise.tasks.lra import largest_rate, presets
+from lagwise.tasks.lra import largest_rate, presets, suited_options
 from lagwise.tasks.models import Classifier, Pooling
-from lagwise.tasks.text import SYMBOLS, byte_names, options_for_bytes, packed
+from lagwise.tasks.text import SYMBOLS, byte_names, packed
 from lagwise.train.config import Config
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
@@ -139,7 +139,7 @@ class Retrieval(Classification):
         return TwoTowers(config, classes=self.classes, pooling=self.options.pooling)
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
-        return options_for_bytes(encoding, self.presets, self.options.length)
+        return suited_options(encoding, self.presets, self.options.length)
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         return byte_names(tokens)

@@ -1,6 +1,6 @@
 """Long-Range Arena's text task: the byte sequence of a film review, and whether it praises the film."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.encodings.base import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, from_hub, required_file, rows
-from lagwise.tasks.lra import largest_rate, presets
+from lagwise.tasks.lra import largest_rate, presets, suited_options
 from lagwise.tasks.models import Classifier
 from lagwise.train.config import Config
 
@@ -109,7 +109,7 @@ class Text(Classification):
         return Classifier(config, symbols=SYMBOLS, classes=self.classes, pooling="first")
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
-        return options_for_bytes(encoding, self.presets, self.options.length)
+        return suited_options(encoding, self.presets, self.options.length)
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         return byte_names(tokens)
@@ -125,12 +125,6 @@ def byte_names(tokens: Sequence[int]) -> list[str]:
     ['\\xc3', '\\xa9', '!', '\\x0a']
     """
     return [chr(token) if 32 <= token < 127 else f"\\x{token:02x}" for token in tokens]
-
-
-def options_for_bytes(encoding: str, published: Mapping[str, Mapping[str, Any]], length: int) -> dict[str, Any]:
-    """Returns the published options of an encoding, and a learned table for all bytes and the vector before them."""
-    known = {preset["encoding"]: preset["encoding_options"] for preset in published.values()}
-    return known.get(encoding, {"length": length + 1} if encoding == "learned" else {})
 
 
 def read(data: Path | str, part: str) -> list[Labelled]:
