@@ -86,6 +86,16 @@ def test_a_plan_has_each_encoding_with_each_seed():
     assert {config.encoding for config in plan("process-50")} == set(compare.DEFAULT_ENCODINGS)
 
 
+def test_an_encoding_beside_a_preset_has_the_options_of_the_preset_that_is_alike():
+    own, beside = plan("image", ["sine-spe", "conv-spe"], seeds=1, preset="relu-sine", changes={"task.grid": True})
+    assert own.encoding_options["fixed"] is beside.encoding_options["fixed"] is True
+    assert beside.encoding_options["kernel_size"] == 16  # what suits the task comes first: the preset has 128
+    (alone,) = plan("image", "conv-spe", seeds=1)
+    assert "fixed" not in alone.encoding_options
+    (wider,) = plan("text", "sine-spe", seeds=1, preset="performer-ape")
+    assert "fixed" not in wider.encoding_options  # its batch and rate are its own, so that no other is like it
+
+
 def test_all_are_those_that_the_attention_can_use_and_the_others_are_told():
     for attention, without in (
         ("softmax", {"permute"}),

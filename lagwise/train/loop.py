@@ -78,7 +78,8 @@ class Settings:
 def make_config(task: str, encoding: str | None = None, *, preset: str = "", **changes: Any) -> Config:
     """Returns the config of a task with its defaults, those of a preset, and given fields, later ones counting more.
 
-    With another encoding than the preset's, the preset gives everything but the options of its encoding.
+    With another encoding than the preset's, the preset gives everything but the options of its encoding; where a second preset
+    differs from it in the encoding alone, that one gives them, as far as the task has none that suit it.
 
     >>> make_config("process-50", "at5", dim=32).dim
     32
@@ -89,13 +90,21 @@ def make_config(task: str, encoding: str | None = None, *, preset: str = "", **c
         raise ValueError(f"preset must be one of {task}'s ({known}), but is {preset!r}")
     given = dict(kind.presets[preset]) if preset else {}
     name = changes.pop("encoding", None) or encoding or given.get("encoding", "t5")
+    beside: dict[str, Any] = {}
     if given.get("encoding", name) != name:
-        given = {field: value for field, value in given.items() if field not in ("encoding_options", "per_layer")}
+        given = but_encoding(given)
+        alike = (other for other in kind.presets.values() if other.get("encoding") == name and but_encoding(other) == given)
+        beside = next(alike, {}).get("encoding_options", {})
     config = Config(task, name, preset)
     for fields in (kind.defaults, {**given, "encoding": name}, changes):
         config = with_fields(config, fields)
     suited = kind(**config.task_options).encoding_options(name)
-    return replace(config, encoding_options={**suited, **config.encoding_options})
+    return replace(config, encoding_options={**beside, **suited, **config.encoding_options})
+
+
+def but_encoding(preset: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a preset that are not about its encoding."""
+    return {field: value for field, value in preset.items() if field not in ("encoding", "encoding_options", "per_layer")}
 
 
 def make_task(config: Config, data: Path | str | None) -> Task:
