@@ -405,25 +405,29 @@ def differences(runs: Iterable[Run], baseline: str) -> list[Difference]:
 
 def default_baseline(group: Group) -> str:
     """Returns what others are compared to unless somebody says otherwise: t5, or the first."""
-    return row_named(group, "t5") or next(iter(group.runs))
+    return (rows_named(group, "t5") or list(group.runs))[0]
 
 
-def row_named(group: Group, name: str) -> str | None:
-    """Returns the row of a group that a name means: its own, or that of its encoding where the group has one such row alone."""
-    rows = [row for row, seeds in group.runs.items() if next(iter(seeds.values())).config.encoding == name]
-    return name if name in group.runs else rows[0] if len(rows) == 1 else None
+def rows_named(group: Group, name: str) -> list[str]:
+    """Returns the rows of a group that a name may mean: its own, or else all of the encoding of that name."""
+    if name in group.runs:
+        return [name]
+    return [row for row, seeds in group.runs.items() if next(iter(seeds.values())).config.encoding == name]
 
 
 def baselines(found: Sequence[Group], wanted: str | None) -> list[str]:
     """Returns what others are compared to in each group: the encoding that is wanted, where it takes part.
 
-    Raises where it takes part in none.
+    Raises where it takes part in none, or in one of them several times.
     """
-    rows = [wanted and row_named(group, wanted) for group in found]
+    rows = [rows_named(group, wanted) if wanted is not None else [] for group in found]
+    for own in rows:
+        if len(own) > 1:
+            raise ValueError(f"baseline must be one row of a table, but {wanted!r} may be {', '.join(own)}: name one of them")
     if wanted is not None and not any(rows):
         names = list(dict.fromkeys(name for group in found for name in group.runs))
         raise ValueError(f"baseline must be one of {', '.join(names)}, but is {wanted!r}{nearest(wanted, names)}")
-    return [row or default_baseline(group) for row, group in zip(rows, found, strict=True)]
+    return [own[0] if own else default_baseline(group) for own, group in zip(rows, found, strict=True)]
 
 
 def differences_of(group: Group, baseline: str) -> list[Difference]:
