@@ -1,5 +1,6 @@
 """Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
@@ -68,13 +69,25 @@ def hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def kernel_scale(scale: float) -> tuple[float, float]:
+    """Returns a scale as a factor of the queries and a positive scale for the vendor's kernels.
+
+    These take the largest product of a row for its largest logit, and minus infinity times the scale for what is masked: with a
+    scale of zero, or one that float32 rounds to it, that is not a number, and with a negative one it is plus infinity.
+    """
+    if abs(scale) < torch.finfo(torch.float32).tiny:
+        return scale, 1.0
+    return math.copysign(1.0, scale), abs(scale)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """Returns output and log-sum-exp, [batch, heads, queries], of plain attention; a causal mask starts at the top left.
 
     Channels are padded with zeros to what the kernel takes, and grouped heads are repeated.
     """
     width = v.shape[3]
-    q, k, v = padded(q, k, v)
+    factor, scale = kernel_scale(scale)
+    q, k, v = padded(q if factor == 1.0 else q * factor, k, v)
     match backend(q, k):
         case "cpu-flash":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -89,6 +102,8 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Ten
     """Returns the output of plain attention, with torch's own derivative; a causal mask starts at the top left."""
     if torch.compiler.is_compiling():
         # A compiler knows torch's function better than the kernels behind it, of which it then chooses one.
+        factor, scale = kernel_scale(scale)
+        q = q if factor == 1.0 else q * factor
         grouped = q.shape[1] != k.shape[1]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
     return attend(q, k, v, causal=causal, scale=scale)[0]
@@ -104,6 +119,8 @@ def attend_backward(
     0, `dout` is 1 and `out` is `-dlse`, and the product is what has to be subtracted from delta.
     """
     heads, widths = (k.shape[1], v.shape[1]), (q.shape[3], v.shape[3])
+    factor, scale = kernel_scale(scale)
+    q = q if factor == 1.0 else q * factor
     if dlse is not None:
         v = torch.nn.functional.pad(v, (0, 1))
         dout = torch.nn.functional.pad(dout, (0, 1), value=1.0)
@@ -128,6 +145,7 @@ def attend_backward(
                 dout, q, k, v, out, lse, *shape, 0.0, causal, none, none, scale=scale
             )
     dk, dv = (x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
+    dq = dq if factor == 1.0 else dq * factor
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
 
 
