@@ -75,9 +75,7 @@ class LagTable:
         rows = torch.nn.functional.embedding(columns, self.values.transpose(0, 1).flatten(1))
         result = rows.unflatten(-1, (self.heads, *self.values.shape[2:])).movedim(lags.ndim, 0)
         if self.slopes is not None:
-            past, future = (slope.view(-1, *[1] * lags.ndim) for slope in self.slopes)
-            beyond_first, beyond_last = self._beyond(lags)
-            result = result + past * beyond_first + future * beyond_last
+            result = result + self._slope_share(lags).view(self.heads, *lags.shape)
         return result
 
     def window(self, first: int, last: int) -> Float[Tensor, "heads width *channels"]:
@@ -90,9 +88,7 @@ class LagTable:
         )
         result = torch.cat([part for part in parts if part.shape[1] > 0], dim=1)
         if self.slopes is not None:
-            past, future = (slope[:, None] for slope in self.slopes)
-            beyond_first, beyond_last = self._beyond(torch.arange(first, last + 1, device=self.values.device))
-            result = result + past * beyond_first + future * beyond_last
+            result = result + self._slope_share(torch.arange(first, last + 1, device=self.values.device))
         return result
 
     def fold(self, gradient: Float[Tensor, "heads width *channels"], first: int, into: "LagTable") -> None:
@@ -157,6 +153,14 @@ class LagTable:
                 "tables that are joined must have the same heads, or one, and the same channels, "
                 f"but their values have shapes {tuple(self.values.shape)} and {tuple(other.values.shape)}"
             )
+
+    def _slope_share(self, lags: Tensor) -> Float[Tensor, "heads lags"]:
+        """What slopes add at lags of any shape, flattened; in float32 at least, since half precision cannot hold far lags."""
+        assert self.slopes is not None
+        compute = torch.promote_types(self.values.dtype, torch.float32)
+        past, future = (slope.to(compute)[:, None] for slope in self.slopes)
+        before, after = (distance.flatten() for distance in self._beyond(lags))
+        return past * before + future * after
 
     def _beyond(self, lags: Tensor) -> tuple[Tensor, Tensor]:
         """How far each lag lies before the first (negative) and after the last column (positive)."""

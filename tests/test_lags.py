@@ -1,5 +1,6 @@
 """The laws of `LagTable`, for any table and any lags."""
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -118,3 +119,14 @@ def test_visible_lags_are_those_of_all_pairs(queries, keys, start, causal, windo
 def test_the_range_of_a_query_start_per_row_covers_all_that_is_allowed():
     first, last = reachable_lags(3, 10, query_start=torch.tensor([0, 10]))
     assert first <= 0 - 12 and last >= 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_slopes_of_half_precision_are_exact_at_far_lags(dtype):
+    slope = torch.tensor([0.0625], dtype=dtype)
+    table = LagTable(torch.zeros(1, 3, dtype=dtype), -1, (slope, -slope))
+    lags = torch.tensor([-10001, 0, 10001])
+    expected = torch.tensor([[-625.0, 0.0, -625.0]])
+    assert torch.equal(table.at(lags), expected)
+    assert torch.equal(table.window(-10001, 10001)[:, lags + 10001], expected)
+    assert torch.equal(table.spanning(-10001, 10001).at(lags), expected)
