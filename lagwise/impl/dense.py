@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise import noise
+from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
 
@@ -22,9 +23,12 @@ def dense(
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
         out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
 
-    A row without a visible key gives zeros and minus infinity.
+    A row whose visible logits are all minus infinity, or that sees no key, gives zeros and minus infinity. Keys that `key_mask`
+    hides may hold anything, also NaN. Tables are gathered in float32 at least, so that their gradients are summed in it.
     """
-    terms = terms.to(q.dtype)
+    terms = terms.to(torch.promote_types(q.dtype, torch.float32))
+    if key_mask is not None:
+        k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
     lags, visible = geometry(q, k, causal, window, query_start, key_mask, cu_seqlens)
     logit = logits(q, k, terms, lags, scale, positions(q, k, query_start, cu_seqlens))
     return attend(logit, v, terms, lags, visible, dropout, seed)
@@ -69,22 +73,26 @@ def logits(q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, posit
     heads = q.shape[1]
     content_q, content_k = terms.content(q, k, *position)
     content_k, k = per_query_head(content_k, heads), per_query_head(k, heads)
-    # Tables are gathered to [batch, heads, queries, keys, channels].
     if terms.gain is None:
         result = content_q @ content_k.mT
     elif terms.gain.values.shape[2] == 1:
-        result = terms.gain.at(lags).transpose(0, 1).squeeze(-1) * (content_q @ content_k.mT)
+        result = gathered(terms.gain, lags, q).squeeze(-1) * (content_q @ content_k.mT)
     else:
         product = content_q[:, :, :, None, :] * content_k[:, :, None, :, :]
-        result = (product * terms.gain.at(lags).transpose(0, 1)).sum(-1)
+        result = (product * gathered(terms.gain, lags, q)).sum(-1)
     if terms.query is not None:
-        result = result + (q[:, :, :, None, :] * terms.query.at(lags).transpose(0, 1)).sum(-1)
+        result = result + (q[:, :, :, None, :] * gathered(terms.query, lags, q)).sum(-1)
     if terms.key is not None:
-        result = result + (k[:, :, None, :, :] * terms.key.at(lags).transpose(0, 1)).sum(-1)
+        result = result + (k[:, :, None, :, :] * gathered(terms.key, lags, q)).sum(-1)
     result = scale * result
     if terms.bias is not None:
-        result = result + terms.bias.at(lags).transpose(0, 1)
+        result = result + gathered(terms.bias, lags, q)
     return result
+
+
+def gathered(table: LagTable, lags: Tensor, like: Tensor) -> Tensor:
+    """Returns a table at the lag of each pair, [batch, heads, queries, keys, ...], in the dtype of another tensor."""
+    return table.at(lags).transpose(0, 1).to(like.dtype)
 
 
 def attend(
@@ -93,16 +101,18 @@ def attend(
     """Returns the output and the log-sum-exp for given logits."""
     heads = logit.shape[1]
     logit = logit.masked_fill(~visible[:, None], -torch.inf)
-    lse = torch.logsumexp(logit, dim=-1)
-    empty = ~visible.any(-1, keepdim=True)[:, None]
-    probability = torch.softmax(logit.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+    # Rows of minus infinities are computed with zeros in their place: their softmax and its derivative are not numbers.
+    empty = (logit == -torch.inf).all(-1, keepdim=True)
+    logit = logit.masked_fill(empty, 0.0)
+    lse = torch.logsumexp(logit, dim=-1).masked_fill(empty.squeeze(-1), -torch.inf)
+    probability = torch.softmax(logit, dim=-1).masked_fill(empty, 0.0)
     if dropout > 0.0:
         assert seed is not None
         counters = torch.meshgrid(*(torch.arange(size, device=v.device) for size in logit.shape), indexing="ij")
         probability = probability * noise.keep(dropout, seed, Stream.ATTENTION_DROPOUT, *counters) / (1.0 - dropout)
     out = probability @ per_query_head(v, heads)
     if terms.value is not None:
-        out = out + (probability[..., None] * terms.value.at(lags).transpose(0, 1)).sum(-2)
+        out = out + (probability[..., None] * gathered(terms.value, lags, v)).sum(-2)
     return out, lse
 
 

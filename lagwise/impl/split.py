@@ -239,7 +239,9 @@ def _side_backward(
     """Adds what the vendor's backward pass gives: its weights are those of the whole softmax once the shift is taken off."""
     value, gain = side.tail("value", part.compute), side.tail("gain", part.compute)
     plain_out = out if value is None else (out.to(part.compute) - value).to(out.dtype)
-    plain_lse, plain_dlse = side.seen(lse - side.shift(part)), None if dlse is None else side.seen(dlse)
+    # A row that saw nothing has weights exp(logit - inf) = 0 here too, also where the shift is minus infinity.
+    unshifted = torch.where(lse == -torch.inf, torch.inf, lse - side.shift(part))
+    plain_lse, plain_dlse = side.seen(unshifted), None if dlse is None else side.seen(dlse)
     q = side.queries(side.seen(part.q), part.compute)
     k, v, dout, plain_out = (side.seen(x) for x in (part.k, part.v, dout, plain_out))
     for piece in far.pieces(q.shape[2], k.shape[2], side.limit):
