@@ -282,6 +282,9 @@ def prepare(
 ) -> Call:  # fmt: skip
     """Applies transforms and the feature map, in the dtype of the sums; the first tokens stand at position `start`."""
     heads, compute = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    if key_mask is not None:
+        # What is hidden may hold anything, and a weight of zero times NaN is NaN.
+        k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
     q_positions, k_positions = (torch.arange(start, start + x.shape[2], device=x.device) for x in (q, k))
     content_q, content_k = terms.content(q, k, q_positions, k_positions)
     width = content_q.shape[-1]

@@ -75,9 +75,12 @@ class Tile:
         return x[:, :, self.rows].to(self.part.compute)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """Returns the rectangle's rows of k or v, with zeros where there is no key."""
+        """Returns the rectangle's rows of k or v, with zeros where there is no key, or one that nobody sees."""
         there, here = self.keys
         found = x[:, :, there].to(self.part.compute)
+        if self.part.key_mask is not None:
+            # What is hidden may hold anything, and a weight of zero times NaN is NaN.
+            found = found.masked_fill(~self.part.key_mask[:, None, there, None], 0.0)
         width = self.queries + self.lags - 1
         if found.shape[2] == width:
             return found

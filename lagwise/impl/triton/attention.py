@@ -40,6 +40,7 @@ from lagwise.impl.triton.tiles import (
     load_columns,
     load_ends,
     load_gain,
+    load_keys,
     load_numbers,
     load_rows,
     product,
@@ -293,7 +294,7 @@ def forward_kernel(
                         past_mass += tl.sum(before(weights, lag, value_first), 1)
                         future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
                         put_lag_scores(BandLogits, row[:, None], queries, lag, value_first, value_lags, logits)
-                v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
                 out = out * shrink[:, None] + product(weights.to(v.dtype), v)
                 peak = higher
     some = tl.where(total > 0.0, total, 1.0)
@@ -395,8 +396,8 @@ def query_gradient_kernel(
             for key_start in range(lower, upper, KEYS):
                 key = key_start + tl.arange(0, KEYS)
                 lag = key[None, :] - row[:, None] - start
-                k = load_rows(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
-                v = load_columns(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+                k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, WHOLE, MASK)
+                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
                 content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, gain = tile_logits(
                     content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
@@ -406,7 +407,7 @@ def query_gradient_kernel(
                     MASK, PACKED, FAR,
                 )  # fmt: skip
                 weights, dlogits = tile_gradient(
-                    logits, lse, delta, product(dout, v), lag, row[:, None], key[None, :], state, dropped,
+                    logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], key[None, :], state, dropped,
                     ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, SIDE, VALUE, DROPOUT,
                 )  # fmt: skip
                 if VALUE:
@@ -550,7 +551,7 @@ def key_gradient_kernel(
     state = dropout_state(Seed, batch, head) if DROPOUT else 0
 
     k = load_rows(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
-    v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE)
+    v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
     # Sums over queries go across warps; as a product with ones they cost less.

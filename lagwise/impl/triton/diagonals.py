@@ -28,7 +28,7 @@ from lagwise.impl.triton.attention import (
     tile_gradient,
     tile_logits,
 )
-from lagwise.impl.triton.tiles import NEAR, dropout_state, load_rows, product
+from lagwise.impl.triton.tiles import NEAR, dropout_state, load_keys, load_rows, product
 
 
 @triton.jit
@@ -73,6 +73,7 @@ def scalar_gradient_kernel(
     BandScores += base * queries * band_lags
     KeyScores += base * keys * band_lags
     ValueScores += base * queries * value_lags
+    KeyMask += batch.to(tl.int64) * keys
     state = dropout_state(Seed, batch, head) if DROPOUT else 0
     # The tiles of the diagonal that have keys, and this chunk's share of them.
     begin = tl.maximum(-start - offset, 0) // SIZE
@@ -83,8 +84,8 @@ def scalar_gradient_kernel(
         key = row + start + offset
         some_key = tl.maximum(key, 0)[None, :]
         q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False)
-        k = load_rows(K, key, keys, k_time, head_dim, WIDTH, False)
-        v = load_rows(V, key, keys, v_time, value_dim, VALUE_WIDTH, False)
+        k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, False, MASK)
+        v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, False, MASK)
         dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
         lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, NEAR)
         q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
@@ -92,7 +93,7 @@ def scalar_gradient_kernel(
         logits, _gain = tile_logits(
             content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
             heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
-            queries, keys, first, last, KeyMask + batch.to(tl.int64) * keys, SequenceStart, SequenceEnd,
+            queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
             NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, FAR,
         )  # fmt: skip
         logits += tl.where((key >= 0) & (key < keys), 0.0, -float("inf"))[None, :]

@@ -65,11 +65,17 @@ class Plan:
     """
 
     def __init__(self, call: Lowered, tables: Terms, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None):
-        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+        gain = tables.gain
+        self.channels = gain is not None and gain.values.shape[2] > 1
+        k, raw_k = call.k, call.raw_k
+        if call.key_mask is not None and (self.channels or tables.key is not None):
+            # The kernels of tiles leave hidden keys out themselves; products with all keys must not meet what these hold.
+            k, raw_k = (None if x is None else x.masked_fill(~call.key_mask[:, None, :, None], 0.0) for x in (k, raw_k))
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, k, call.v))
         self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
+        self.raw_q, self.raw_k = q if call.raw_q is None else call.raw_q, k if raw_k is None else raw_k
         self.batch, self.heads, self.queries, head_dim = q.shape
         self.keys, value_dim = k.shape[2], v.shape[3]
-        self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, call.raw_q), (k, call.raw_k)))
         first, last = seen_lags(call)
         for limits in (lags, only):
             if limits is not None:
@@ -77,8 +83,6 @@ class Plan:
         self.first, self.last = first, last
         self.tables = tables
         self.bands: dict[str, Tensor] = {}
-        gain = self.tables.gain
-        self.channels = gain is not None and gain.values.shape[2] > 1
         self.low = self.high = 0
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]

@@ -60,6 +60,20 @@ def load_columns(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
+def load_keys(
+    X, KeyMask, key, keys, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, MASK: tl.constexpr
+):  # fmt: skip
+    """Loads rows of k or v, zeros where a mask hides them: these may hold anything, and a weight of zero times NaN is NaN."""
+    if MASK:
+        channel = tl.arange(0, WIDTH)
+        shown = tl.load(KeyMask + key, mask=(key >= 0) & (key < keys), other=0) != 0
+        pointers = X + key.to(tl.int64)[:, None] * stride + channel[None, :]
+        return tl.load(pointers, mask=shown[:, None] & (channel < dim)[None, :], other=0.0)
+    else:
+        return load_rows(X, key, keys, stride, dim, WIDTH, WHOLE)
+
+
+@triton.jit
 def store_rows(X, index, count, stride, x, dim: tl.constexpr, WIDTH: tl.constexpr):
     """Stores [index, WIDTH] to rows of a matrix [count, dim]."""
     channel = tl.arange(0, WIDTH)
