@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 
 import pytest
 import torch
@@ -170,3 +171,25 @@ def test_an_encoding_is_tested_plotted_and_measured_by_one_file_and_one_entry():
     outputs = [lagwise.attention(q, q, q, Nearest(heads=4), impl=impl) for impl in ("dense", "blockwise", "split")]
     for out in outputs[1:]:
         torch.testing.assert_close(out, outputs[0])
+
+
+@pytest.mark.parametrize(("kind", "p", "a"), [("log", -0.3, -0.2), ("power", 2.4, 0.3), ("power", -0.3, -0.2)])
+def test_kerple_comes_back_from_outside_its_range(kind, p, a):
+    """A step that leaves the range is undone by gradients that lead back; those that lead farther out do nothing."""
+    inside = lagwise.Kerple(heads=1, kind=kind)
+    encoding = lagwise.Kerple(heads=1, kind=kind)
+    with torch.no_grad():
+        encoding.p.fill_(p), encoding.a.fill_(a)
+        inside.p.fill_(min(max(p, 0.01), math.inf if kind == "log" else 2.0)), inside.a.fill_(max(a, 0.01))
+
+    def gradients(of, sign):
+        values = of.terms(-9, 0, scale=1.0).bias.values
+        return torch.autograd.grad(sign * values.sum(), [of.p, of.a])
+
+    torch.testing.assert_close(encoding.terms(-9, 0, scale=1.0).bias.values, inside.terms(-9, 0, scale=1.0).bias.values)
+    for parameter, number in ((0, p), (1, a)):
+        for sign in (1.0, -1.0):
+            wanted, found = gradients(inside, sign)[parameter], gradients(encoding, sign)[parameter]
+            outside = number < 0.01 or (kind == "power" and parameter == 0 and number > 2.0)
+            outward = outside and (wanted > 0) == (number < 0.01)
+            assert torch.equal(found, torch.zeros_like(found) if outward else wanted)

@@ -328,13 +328,46 @@ class ALiBi(Encoding):
         return Terms(bias=LagTable(torch.zeros_like(self.slope)[:, None], 0, slopes=(self.slope, -self.slope)))
 
 
+class Projected(torch.autograd.Function):
+    """Clips a parameter to a range, as if it were put back into it after each step of the optimizer.
+
+    A gradient that would move it back inside passes, one that would move it farther out does not. That of `torch.clamp` is zero
+    either way, so that a parameter which one step has taken outside would stay there for ever.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        # A step goes against the gradient.
+        outward = ((x < ctx.low) & (gradient > 0.0)) | ((x > ctx.high) & (gradient < 0.0))
+        return gradient.masked_fill(outward, 0.0), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent, low, high):
+        (x,) = ctx.saved_tensors
+        return tangent.masked_fill((x < ctx.low) | (x > ctx.high), 0.0)
+
+
 class Kerple(Encoding):
     """Subtracts a learned logarithm or power of the distance from the logits.
 
         log:    logit(i, j) -= p ln(1 + a |j - i|)
         power:  logit(i, j) -= a |j - i|^p               0 < p <= 2
 
-    Chi, Fan, Ramadge, Rudnicky (2022), with their first values p ~ U(0, 2), a ~ U(0, 1); both are kept above 0.01.
+    Chi, Fan, Ramadge, Rudnicky (2022), with their first values p ~ U(0, 2), a ~ U(0, 1). Values below 0.01 count as 0.01, and
+    a power above 2 as 2; gradients that lead back into that range reach the parameters there too.
 
     Args:
         heads: Number of query heads.
@@ -355,8 +388,9 @@ class Kerple(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         distance = distances(first, last, self.p)
-        p, a = self.p[:, None].clamp(min=0.01), self.a[:, None].clamp(min=0.01)
-        bias = -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance ** p.clamp(max=2.0)
+        p = Projected.apply(self.p[:, None], 0.01, math.inf if self.kind == "log" else 2.0)
+        a = Projected.apply(self.a[:, None], 0.01, math.inf)
+        bias = -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance**p
         return Terms(bias=LagTable(bias.to(self.p.dtype), first))
 
 
