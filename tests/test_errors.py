@@ -467,17 +467,17 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "missing option": (lambda: lagwise.make("t5"), "encoding 't5' needs heads"),
     "missing options": (lambda: lagwise.make("conv-spe", dim=8), "encoding 'conv-spe' needs heads, head_dim"),
     # Scalar encodings.
-    "buckets that are not in halves": (
-        lambda: lagwise.T5(heads=4, buckets=6),
-        "buckets must be a multiple of 4, two halves for each direction, but is 6",
+    "too few buckets for two directions": (
+        lambda: lagwise.T5(heads=4, buckets=3),
+        "buckets must be at least 4, two for each direction, but is 3",
     ),
     "no buckets": (
         lambda: lagwise.T5(heads=4, buckets=0),
-        "buckets must be a multiple of 4, two halves for each direction, but is 0",
+        "buckets must be at least 4, two for each direction, but is 0",
     ),
-    "odd buckets of the past": (
-        lambda: lagwise.T5(heads=4, buckets=5, causal=True),
-        "buckets must be a multiple of 2, but is 5",
+    "too few buckets of the past": (
+        lambda: lagwise.T5(heads=4, buckets=1, causal=True),
+        "buckets must be at least 2, two for each direction, but is 1",
     ),
     "max_lag inside the exact buckets": (
         lambda: lagwise.T5(heads=4, max_lag=8),

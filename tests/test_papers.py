@@ -508,7 +508,7 @@ def test_a_constant_added_to_a_bias_changes_nothing():
     assert_same(dense(q, k, v, encoding), before)
 
 
-BUCKETS = [(32, 128), (64, 128), (64, 256), (128, 512), (32, 64)]
+BUCKETS = [(32, 128), (64, 128), (64, 256), (128, 512), (32, 64), (4, 3), (6, 128), (10, 20), (30, 128), (7, 16), (33, 128)]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -10,8 +10,9 @@ from torch import Tensor
 def t5_bucket(lags: Int[Tensor, "*shape"], buckets: int, max_lag: int, causal: bool) -> Int[Tensor, "*shape"]:
     """Returns the bucket of each lag.
 
-    Half of a direction's buckets hold one lag each, the others grow logarithmically up to `max_lag`. Without `causal`
-    the second half of all buckets is for the future; with it, all future lags share bucket 0.
+    Half of a direction's buckets, rounded down, hold one lag each, the others grow logarithmically up to `max_lag`. Without
+    `causal` the second half of all buckets is for the future, and the last of an odd number is not used; with it, all future
+    lags share bucket 0.
 
     The boundary of a logarithmic bucket is a rounded logarithm. It is taken in float32 on the CPU, whatever the device of the
     model, so that tables and checkpoints agree everywhere; the result equals that of Hugging Face's T5.
@@ -40,12 +41,8 @@ def near_lags(buckets: int, max_lag: int, causal: bool) -> Int[Tensor, " lags"]:
 def check_buckets(buckets: int, max_lag: int, causal: bool) -> None:
     """Raises for sizes with which the rule is not defined."""
     directions = 1 if causal else 2
-    if buckets < 2 * directions or buckets % (2 * directions):
-        raise ValueError(
-            f"buckets must be a multiple of {2 * directions}"
-            + ("" if causal else ", two halves for each direction")
-            + f", but is {buckets}"
-        )
+    if buckets < 2 * directions:
+        raise ValueError(f"buckets must be at least {2 * directions}, two for each direction, but is {buckets}")
     exact = buckets // directions // 2
     if max_lag <= exact:
         raise ValueError(
