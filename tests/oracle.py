@@ -36,6 +36,9 @@ def make_encoding(name: str, *, heads: int = 4, head_dim: int = 8, max_lag: int 
     with torch.no_grad():
         for parameter in encoding.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
+            if name == "kerple":
+                # Within its range, outside of which its gradient is no derivative on purpose.
+                parameter.clamp_(0.1, 1.9)
     return encoding.eval()
 
 
@@ -114,6 +117,24 @@ def assert_within_budget(
     assert not actual.tensors["q"].transpose(1, 2)[~asks].any(), "q has a gradient where it sees nothing"
     assert not actual.tensors["out"].transpose(1, 2)[~asks].any(), "a row that sees nothing must be zero"
     assert (actual.tensors["lse"].transpose(1, 2)[~asks] == -torch.inf).all(), "a row that sees nothing has lse -inf"
+
+
+def assert_hidden_keys_do_not_matter(impl: str, tensors: list[Tensor], terms: Terms, **options) -> None:
+    """Requires the same bits, outputs and gradients, whatever is in keys and values that a mask hides: numbers, or NaN."""
+    q, k, v = tensors
+    mask = torch.rand(k.shape[0], k.shape[2], device=k.device) < 0.7
+    mask[0, : k.shape[2] // 3] = False
+    leaves = leaf_tables(terms)
+
+    def run(k: Tensor, v: Tensor) -> list[Tensor]:
+        inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        out, lse = lagwise.attention(*inputs, leaves, key_mask=mask, impl=impl, return_lse=True, **options)
+        wanted = [*inputs, *pieces_of(leaves).values()]
+        return [out, lse, *torch.autograd.grad([out, lse], wanted, [torch.ones_like(out), (lse > -torch.inf).to(lse.dtype)])]
+
+    hidden = ~mask[:, None, :, None]
+    for number, (a, b) in enumerate(zip(run(k, v), run(*(x.masked_fill(hidden, torch.nan) for x in (k, v))), strict=True)):
+        assert torch.equal(a, b), f"what is hidden reaches result {number}"
 
 
 def in_float64(given: Given) -> Given:

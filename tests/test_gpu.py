@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from oracle import assert_within_budget, make_encoding, make_terms
+from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 from test_codes import CALLS, assert_kernels_within_budget, features, kernel_call
 from test_rotation import SHAPES, by_hand, case
 
@@ -228,6 +228,31 @@ def test_triton_large_logits_do_not_overflow(poisoned):
     q, k, v = (30.0 * x for x in tensors(heads=2))
     for tables in (("bias", "gain"), ("bias", "channel gain")):
         assert_within_budget("triton", q, k, v, on_gpu(make_terms(*tables, heads=2, head_dim=64)), causal=True)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-42])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tables", [(), SCALARS], ids=words)
+@pytest.mark.parametrize("impl", ["triton", "split"])
+def test_scales_of_any_sign(impl, tables, causal, scale):
+    check(tables, impl=impl, causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize("columns", [(0,), (-1,), (0, -1), range(81)], ids=len)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("impl", ["triton", "split"])
+def test_minus_infinity_hides_as_a_mask_does(impl, causal, columns):
+    terms = make_terms("bias", "query", "value", head_dim=64, value_dim=64, max_lag=40)
+    terms.bias.values[0, list(columns)] = -torch.inf
+    assert_within_budget(impl, *tensors(), on_gpu(terms), causal=causal)
+
+
+@pytest.mark.parametrize("tables", [(), ("slopes", "gain"), SCALARS, CHANNELS, ("key", "transform")], ids=words)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_hidden_keys_may_hold_anything(dtype, causal, tables):
+    terms = make_terms(*tables, head_dim=64, value_dim=64, max_lag=40)
+    assert_hidden_keys_do_not_matter("triton", tensors(dtype=dtype), on_gpu(terms), causal=causal)
 
 
 def test_triton_with_more_heads_than_a_grid_has_columns(poisoned):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import assert_within_budget, make_encoding, make_terms
+from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 
 import lagwise
 from lagwise.impl import far, operators, support
@@ -170,6 +170,58 @@ def test_strides_do_not_matter(impl):
 def test_large_logits_do_not_overflow(impl):
     q, k, v = (30.0 * x for x in tensors())
     assert_within_budget(impl, q, k, v, make_terms("bias", "gain"))
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 1e-42, -1e-300, 3.0])
+@pytest.mark.parametrize("tables", [(), ("bias",), ("gain", "query", "key", "value")], ids=len)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("impl", FAST)
+def test_scales_of_any_sign(impl, causal, tables, scale):
+    assert_within_budget(impl, *tensors(), make_terms(*tables), causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_compiled_plain_call_takes_scales_of_any_sign(scale):
+    q, k, v = tensors(queries=200)
+
+    def call(q, k, v):
+        return lagwise.attention(q, k, v, causal=True, scale=scale)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v), call(q, k, v))
+
+
+@pytest.mark.parametrize("columns", [(0,), (-1,), (0, -1), range(11)], ids=len)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("impl", ["dense", *FAST])
+def test_minus_infinity_hides_as_a_mask_does(impl, causal, columns):
+    """Of the first head, so that the others have logits; where all columns are hidden, its rows see nothing."""
+    terms = make_terms("bias", "query", "value")
+    terms.bias.values[0, list(columns)] = -torch.inf
+    assert_within_budget(impl, *tensors(), terms, causal=causal)
+    out, lse = lagwise.attention(*tensors(), terms, causal=causal, impl=impl, return_lse=True)
+    assert not out[lse == -torch.inf].any()
+    assert (lse[:, 0] == -torch.inf).all() == (len(columns) == 11)
+
+
+@pytest.mark.parametrize("tables", [(), ("slopes", "gain"), ("query", "key", "value"), ("channel gain",), ("key", "transform")])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("impl", ["dense", "blockwise"])
+def test_hidden_keys_may_hold_anything(impl, causal, tables):
+    assert_hidden_keys_do_not_matter(impl, tensors(), make_terms(*tables), causal=causal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_specification_sums_gradients_of_tables_in_float32(dtype):
+    """One column gets the sum of 90,000 numbers, of which half precision would lose most."""
+    q, k, v = (x.to(dtype) for x in tensors(batch=1, heads=1, queries=300))
+    found = []
+    for kind in (dtype, torch.float64):
+        values = torch.zeros(1, 1, 8, dtype=dtype, requires_grad=True)
+        terms = lagwise.Terms(value=lagwise.LagTable(values, 0))
+        out = lagwise.attention(q.to(kind), k.to(kind), v.to(kind), terms, impl="dense")
+        found.append(torch.autograd.grad(out.sum(), values)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=2 * torch.finfo(dtype).eps, atol=0.0)
 
 
 @pytest.mark.parametrize("impl", FAST)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from oracle import assert_within_budget, make_encoding, make_terms
+from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 
 import lagwise
 from lagwise.impl import support
@@ -431,3 +431,16 @@ def test_auto_never_takes_the_interpreter(name, dtype):
         for options in ({}, {"dropout": 0.1}, {"causal": True}, {"window": (9, 9)}):
             chosen = lagwise.which_impl(q, k, v, make_encoding(name, heads=2), **options)
             assert chosen.impl in support.IMPLEMENTATIONS and chosen.impl != "triton"
+
+
+@pytest.mark.parametrize("tables", [("slopes", "gain"), ("query", "key", "value"), ("channel gain",)], ids=str)
+def test_hidden_keys_may_hold_anything(tables):
+    terms = make_terms(*tables, heads=1, max_lag=3)
+    assert_hidden_keys_do_not_matter("triton", tensors(batch=2, queries=20), terms)
+
+
+@pytest.mark.parametrize("columns", [(0, -1), range(7)], ids=len)
+def test_minus_infinity_hides_as_a_mask_does(columns):
+    terms = make_terms("bias", heads=1, max_lag=3)
+    terms.bias.values[0, list(columns)] = -torch.inf
+    assert_within_budget("triton", *tensors(), terms)
