@@ -1,6 +1,5 @@
 """The public calls: check what is given, choose who computes it, call them."""
 
-import math
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from lagwise import noise
 from lagwise.encodings import Encoding, nearest
@@ -224,10 +224,16 @@ def choose(
         if reason is not None:
             raise ValueError(f"impl={impl!r} cannot do this: {reason}. impl='auto' takes one that can")
         return Choice(impl, "it was named")
+    reason = support.refusal("blockwise", asked)
+    if reason is not None:
+        return Choice("dense", f"the others cannot do this: {reason}")
     vectors = asked & {"query", "key", "value", "channel gain"}
+    # An exported program has one choice for all lengths: those at hand say nothing about others.
+    any_length = torch.compiler.is_exporting()
     # Half-precision inputs are left to those who sum in float32.
-    if q.shape[2] * k.shape[2] <= DENSE_PAIRS and not vectors and asked & {"float32", "float64"}:
-        return Choice("dense", f"{q.shape[2]} queries and {k.shape[2]} keys are few pairs, and the tables are scalars")
+    if not any_length and q.shape[2] * k.shape[2] <= DENSE_PAIRS and not vectors and asked & {"float32", "float64"}:
+        few = f"{counted(q.shape[2])} queries and {counted(k.shape[2])} keys are few pairs"
+        return Choice("dense", f"{few}, and the tables are scalars")
     # On a CPU the kernels would be interpreted.
     kernels = q.is_cuda and support.refusal("triton", asked) is None
     otherwise = "triton" if kernels else "blockwise"
@@ -241,9 +247,26 @@ def choose(
         return Choice("split", "no table depends on the lag: all of it is plain attention")
     many = vectors and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] >= MANY_PAIRS
     needed = SPLIT_PAYS_FROM["cpu" if not q.is_cuda else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
+    if any_length:
+        return exported(needed, otherwise)
+    keys, pays = counted(k.shape[2]), f"{counted(needed)}, from which on the far field of these tables pays"
     if k.shape[2] < needed:
-        return Choice(otherwise, f"{k.shape[2]} keys are fewer than {needed}, from which on the far field of these tables pays")
-    return Choice("split", f"{k.shape[2]} keys are at least {needed}, from which on the far field of these tables pays")
+        return Choice(otherwise, f"{keys} keys are fewer than {pays}")
+    return Choice("split", f"{keys} keys are at least {pays}")
+
+
+def counted(size: int) -> str:
+    """Returns a size in words; while compiling not its number, for which alone the compiled program would then be."""
+    return "so many" if torch.compiler.is_compiling() else str(size)
+
+
+def exported(needed: int, otherwise: str) -> Choice:
+    """Returns the implementation of a program that is exported for any length, by the keys from which on the far field pays."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    if has_static_value(needed):
+        return Choice("split", "the program is exported for any length, and the far field pays for long ones")
+    return Choice(otherwise, "the tables grow with the sequence and leave no far field")
 
 
 def features(
@@ -272,12 +295,13 @@ def features(
         "value width": q.shape[3] != v.shape[3],
         "dropout": dropout > 0.0,
         "wide head": max(q.shape[3], v.shape[3]) > 256,
-        "wide vectors": any(len(table.values[0]) > WIDEST_VECTORS for table in vector_tables(terms)),
+        "wide vectors": q.is_cuda and any(table.values.shape[1] > WIDEST_VECTORS for table in vector_tables(terms)),
         "no kernels": not kernels_run_on(q.device),
     }
     kinds = {"bias": "bias" if not asked["slopes"] else "slopes", "gain": "gain"}
     tables = {kinds.get(name, name) for name in terms.tables()}
-    return {name for name, there in asked.items() if there} | tables | {q.device.type, str(q.dtype).removeprefix("torch.")}
+    words = {q.device.type, str(q.dtype).removeprefix("torch.")}
+    return {name for name, there in asked.items() if there} | tables | words | operators.torch_transforms()
 
 
 def vector_tables(terms: Terms) -> list[LagTable]:
@@ -292,7 +316,7 @@ def kernels_run_on(device: torch.device) -> bool:
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as `scaled_dot_product_attention` does under autocast: all floating-point types but float64."""
-    if not isinstance(tensors[0], Tensor) or not torch.is_autocast_enabled(tensors[0].device.type):
+    if not isinstance(tensors[0], Tensor) or not operators.autocasts(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
@@ -314,8 +338,10 @@ def check_call(
             raise ValueError(
                 f"seed must be on {q.device}, where q is, but is on {seed.device}: torch.tensor(7, device=q.device), say"
             )
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
-        raise ValueError(f"scale must be a finite number or None, but is {scale!r}")
+    largest = torch.finfo(torch.promote_types(q.dtype, torch.float32)).max
+    # Comparisons, because a compiler may have a symbol for the number. Those of NaN are false.
+    if scale is not None and not (isinstance(scale, int | float) and -largest <= scale <= largest):
+        raise ValueError(f"scale must be a finite number, at most {largest:.2g} beside {q.dtype}, or None, but is {scale!r}")
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
@@ -438,8 +464,15 @@ def check_longest(cu_seqlens: Tensor | None, max_seqlen: int | None) -> None:
 
 
 def require(condition: Tensor, message: str, x: Tensor) -> None:
-    """Raises unless a condition on the values of x holds: on the CPU at once, on a GPU without waiting, by a device assertion."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu":
+    """Raises unless a condition on the values of x holds: on the CPU at once, on a GPU without waiting, by a device assertion.
+
+    Values that a transform of `torch.func` hides, or that the meta device has not, cannot be looked at.
+    """
+    if torch.compiler.is_compiling():
+        torch.ops.aten._assert_async.msg(condition, message)
+    elif x.is_meta or _functorch.is_functorch_wrapped_tensor(x):
+        return
+    elif x.device.type != "cpu":
         torch.ops.aten._assert_async.msg(condition, message)
     elif not condition:
         raise ValueError(f"{message}, but is {x.tolist()}")
@@ -449,7 +482,8 @@ def check_terms(terms: Terms, q: Tensor, v: Tensor) -> None:
     """Raises for tables that do not fit the tensors."""
     heads, widths = q.shape[1], {"gain": q.shape[3], "query": q.shape[3], "key": q.shape[3], "value": v.shape[3]}
     for name, table in terms.tables().items():
-        if table.heads not in (1, heads):
+        # Not `in`, which takes symbolic sizes of a compiler for different.
+        if table.heads != 1 and table.heads != heads:
             raise ValueError(f"the {name} table must have {heads} heads, those of q, or 1, but has {table.heads}")
         if table.values.device != q.device:
             raise ValueError(f"the {name} table must be on {q.device}, where q is, but is on {table.values.device}")
