@@ -37,6 +37,10 @@ def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
     return shapes.get(feature, {}), options.get(feature, {}), tables
 
 
+# torch.func.jvp itself uses what torch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
 @pytest.mark.parametrize("feature", list(support.FEATURES))
 @pytest.mark.parametrize("impl", support.IMPLEMENTATIONS)
 def test_every_row(impl, feature):
@@ -68,7 +72,9 @@ def check(impl, features, shape, options, tables):
     terms = make_terms(*tables, heads=2, **{name: sizes[name] for name in ("head_dim", "value_dim", "max_lag")})
     asked = features | {"cpu"} | (set() if kernels_run_on(q.device) else {"no kernels"})
     reason = support.refusal(impl, asked)
-    if "second derivative" in features and "no kernels" not in asked:
+    if features & {"forward mode", "vmap"} and "no kernels" not in asked:
+        check_transform(impl, *features, reason)
+    elif "second derivative" in features and "no kernels" not in asked:
         check_second_derivative(impl, reason)
     elif impl == "triton" and reason is None and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter has no bfloat16: tests/test_gpu.py")
@@ -77,6 +83,28 @@ def check(impl, features, shape, options, tables):
     else:
         with pytest.raises(ValueError, match=f"impl='{impl}' cannot do this: {reason[:20]}"):
             lagwise.attention(q, k, v, terms, impl=impl, **options)
+
+
+def check_transform(impl, transform, reason):
+    """By `torch.func`; what is refused, "auto" leaves to the specification."""
+    q, k, v = (torch.randn(3, 1, 1, 150, 4) for _ in range(3))
+    terms = make_terms("bias", heads=1, head_dim=4)
+
+    def attend(impl):
+        if transform == "vmap":
+            return torch.func.vmap(lambda q, k, v: lagwise.attention(q, k, v, terms, impl=impl))(q, k, v)
+        return torch.func.jvp(lambda q: lagwise.attention(q, k[0], v[0], terms, impl=impl), (q[0],), (q[1],))[1]
+
+    if reason is None:
+        by_hand = [lagwise.attention(*each, terms, impl="dense") for each in zip(q, k, v, strict=True)]
+        step = 1e-3 * q[1]
+        change = [lagwise.attention(q[0] + side * step, k[0], v[0], terms, impl="dense") for side in (1, -1)]
+        expected = torch.stack(by_hand) if transform == "vmap" else (change[0] - change[1]) / 2e-3
+        torch.testing.assert_close(attend(impl), expected, rtol=1e-2, atol=1e-3)
+    else:
+        with pytest.raises(ValueError, match=f"impl='{impl}' cannot do this: {reason[:20]}"):
+            attend(impl)
+        assert torch.equal(attend("auto"), attend("dense"))
 
 
 def check_second_derivative(impl, reason):
@@ -91,7 +119,7 @@ def check_second_derivative(impl, reason):
     if reason is None:
         torch.autograd.gradgradcheck(lambda q, k, v: lagwise.attention(q, k, v, impl=impl), (q, k, v))
     else:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match=f"impl='{impl}' has no second derivative: use impl='dense'"):
             twice()
 
 

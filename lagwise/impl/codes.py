@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lagwise import noise
-from lagwise.impl.operators import own_context
+from lagwise.impl.operators import once, own_context, torch_transforms, transforms_are_active
 from lagwise.impl.support import HAS_TRITON
 from lagwise.noise import Stream
 
@@ -410,16 +410,22 @@ class Differentiable(torch.autograd.Function):
     """The operator with its derivative."""
 
     @staticmethod
-    def forward(ctx, kind, realizations, gate_number, grid, impl, *tensors):
-        ctx.others = kind, realizations, gate_number, grid, impl
-        ctx.save_for_backward(*tensors)
+    def forward(kind, realizations, gate_number, grid, impl, *tensors):
         with torch._C._AutoDispatchBelowAutograd():
-            return tuple(torch.ops.lagwise.features(*tensors[:5], list(tensors[5:]), *ctx.others))
+            return tuple(torch.ops.lagwise.features(*tensors[:5], list(tensors[5:]), kind, realizations, gate_number, grid, impl))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.others = inputs[:5]
+        ctx.save_for_backward(*inputs[5:])
 
     @staticmethod
     def backward(ctx, *douts):
         tensors = ctx.saved_tensors
-        dq, dk, *found = torch.ops.lagwise.features_backward(list(douts), *tensors[:5], list(tensors[5:]), *ctx.others)
+        dq, dk, *found = once(
+            SECOND_DERIVATIVE, torch.ops.lagwise.features_backward,
+            list(douts), *tensors[:5], list(tensors[5:]), *ctx.others,
+        )  # fmt: skip
         return None, None, None, None, None, dq, dk, None, None, None, *found
 
 
@@ -430,13 +436,9 @@ def _differentiable_features(q, k, q_positions, k_positions, seed, parameters, k
     )
 
 
-def _second_derivative(ctx, gradients):
-    raise RuntimeError(
-        "stochastic features have no second derivative: use exact_terms of the encoding for gradients of gradients"
-    )
-
-
-torch.library.register_autograd("lagwise::features_backward", _second_derivative)
+SECOND_DERIVATIVE = RuntimeError(
+    "stochastic features have no second derivative: use exact_terms of the encoding for gradients of gradients"
+)
 
 
 def features(
@@ -446,20 +448,19 @@ def features(
 
     On a GPU kernels make them, except in float64 and on grids of more than three axes.
     """
+    transforms = torch_transforms()
+    if transforms:
+        raise ValueError(
+            f"stochastic features cannot be made under {' and '.join(sorted(transforms))} of torch.func: "
+            "use exact_terms of the encoding"
+        )
     grid = list(recipe.grid) if isinstance(recipe, Filters) else []
     if impl == "auto":
         impl = "triton" if q.is_cuda and HAS_TRITON and len(grid) < 3 and q.dtype != torch.float64 else "torch"
-    made = torch.ops.lagwise.features(
-        q,
-        k,
-        q_positions,
-        k_positions,
-        recipe.seed,
-        recipe.parameters,
-        recipe.kind,
-        recipe.realizations,
-        recipe.gate_number,
-        grid,
-        impl,
-    )
+    tensors = (q, k, q_positions, k_positions, recipe.seed)
+    others = (recipe.kind, recipe.realizations, recipe.gate_number, grid, impl)
+    if transforms_are_active():
+        made = Differentiable.apply(*others, *tensors, *recipe.parameters)
+    else:
+        made = torch.ops.lagwise.features(*tensors, recipe.parameters, *others)
     return made[0], made[1]

@@ -1,12 +1,14 @@
 """Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lagwise.impl import support
+from lagwise.impl.operators import once
 
 aten = torch.ops.aten
 
@@ -77,7 +79,7 @@ def kernel_scale(scale: float) -> tuple[float, float]:
     """
     if abs(scale) < torch.finfo(torch.float32).tiny:
         return scale, 1.0
-    return math.copysign(1.0, scale), abs(scale)
+    return 1.0 if scale > 0.0 else -1.0, abs(scale)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -95,18 +97,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
             out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
         case _:
             out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-    return out[..., :width], lse.reshape(q.shape[:3])
+    if out.grad_fn is not None:
+        out.grad_fn.register_hook(refuse_second_derivative)
+    return out if out.shape[3] == width else out[..., :width], lse.reshape(q.shape[:3])
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
     """Returns the output of plain attention, with torch's own derivative; a causal mask starts at the top left."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or q.device.type == "meta":
         # A compiler knows torch's function better than the kernels behind it, of which it then chooses one.
         factor, scale = kernel_scale(scale)
         q = q if factor == 1.0 else q * factor
-        grouped = q.shape[1] != k.shape[1]
+        # A branch, because the comparison of symbolic sizes is no bool, which the function wants.
+        grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
     return attend(q, k, v, causal=causal, scale=scale)[0]
+
+
+def refuse_second_derivative(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+    """As a hook of a vendor's kernel, lets the derivative of its gradients be refused in the library's words, not in torch's."""
+    if not torch.is_grad_enabled():
+        return None
+    refusal = support.no_second_derivative("split")
+    return tuple(None if x is None else once(refusal, lambda x: [x.view_as(x)], x)[0] for x in gradients)
 
 
 def attend_backward(

@@ -1,13 +1,16 @@
 """The fast implementations as registered operators, so that `torch.compile` traces around them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lagwise.impl import support
 from lagwise.impl.lowering import DIFFERENTIABLE, Lowered
 
 # The fields of Lowered.
@@ -20,8 +23,29 @@ _ARGUMENTS = (
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Switches autocast off on the device of x, where it is on: a call has been cast already, and the rest keeps its own type."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def autocasts(x: Tensor) -> bool:
+    """Says whether autocast is on for the device of x; the meta device has none."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def transforms_are_active() -> bool:
+    """Says whether a transform of `torch.func` is around a call: it wants functions of autograd, not operators."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def torch_transforms() -> set[str]:
+    """Returns those of torch's transforms around a call that operators cannot follow, as the support table names them.
+
+    A compiler has transforms of its own.
+    """
+    if torch.compiler.is_compiling():
+        return set()
+    stack = _functorch.get_interpreter_stack() or []
+    found = {"forward mode"} if torch.autograd.forward_ad._current_level >= 0 else set()
+    return found | ({"vmap"} if any(level.key() == _functorch.TransformType.Vmap for level in stack) else set())
 
 
 @contextmanager
@@ -72,15 +96,17 @@ def _register(name: str, module: str) -> None:
         """The operator with its derivative. What `torch.library.register_autograd` makes takes 0.3 ms more per step."""
 
         @staticmethod
-        def forward(ctx, *arguments):
+        def forward(*arguments):
             with torch._C._AutoDispatchBelowAutograd():
-                output = operator(*arguments)
+                return tuple(operator(*arguments))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*output[2:])
-            ctx.tensors = [position for position, x in enumerate(arguments) if isinstance(x, Tensor)]
-            ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
-            ctx.save_for_backward(*[arguments[position] for position in ctx.tensors], *output)
-            return tuple(output)
+            ctx.tensors = [position for position, x in enumerate(inputs) if isinstance(x, Tensor)]
+            ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+            ctx.save_for_backward(*[inputs[position] for position in ctx.tensors], *output)
 
         @staticmethod
         def backward(ctx, *gradients):
@@ -92,7 +118,7 @@ def _register(name: str, module: str) -> None:
             dout, dlse = gradients[0], gradients[1]
             if dout is None:
                 dout = torch.zeros_like(saved[0])
-            found = iter(backward_operator(saved, dout, dlse, *arguments))
+            found = iter(once(support.no_second_derivative(name), backward_operator, saved, dout, dlse, *arguments))
             present = [x is not None for x in arguments[: len(DIFFERENTIABLE)]]
             result: list[Tensor | None] = [next(found) if there else None for there in present]
             return (*result, *[None] * (len(arguments) - len(result)))
@@ -101,11 +127,36 @@ def _register(name: str, module: str) -> None:
     def autograd(*arguments):
         return list(Differentiable.apply(*arguments))
 
-    def second_derivative(ctx, gradients):
-        raise RuntimeError(f"impl={name!r} has no second derivative: use impl='dense' for gradients of gradients")
+    FUNCTIONS[name] = Differentiable
 
-    torch.library.register_autograd(f"lagwise::{name}_backward", second_derivative)
 
+class Once(torch.autograd.Function):
+    """Calls a function whose derivative is refused. The tensors in its arguments come apart, so that autograd sees them."""
+
+    @staticmethod
+    def forward(refusal, function, structure, *leaves):
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(function(*tree_unflatten(leaves, structure)))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.refusal = inputs[0]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise ctx.refusal
+
+
+def once(refusal: Exception, function: Callable[..., Sequence[Tensor]], *arguments: Any) -> Sequence[Tensor]:
+    """Returns what a function of a backward pass returns, and lets its derivative be refused where somebody asks for it."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    leaves, structure = tree_flatten(arguments)
+    return Once.apply(refusal, function, structure, *leaves)
+
+
+FUNCTIONS: dict[str, type[torch.autograd.Function]] = {}
+"""The operators with their derivatives, as `torch.func` takes them."""
 
 _register("blockwise", "lagwise.impl.blockwise")
 _register("split", "lagwise.impl.split")
@@ -114,5 +165,8 @@ _register("triton", "lagwise.impl.triton.launch")
 
 def run(name: str, call: Lowered) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp of a call, computed by the named implementation."""
-    out, lse, *_ = getattr(torch.ops.lagwise, name)(*call)
+    if transforms_are_active():
+        out, lse, *_ = FUNCTIONS[name].apply(*call)
+    else:
+        out, lse, *_ = getattr(torch.ops.lagwise, name)(*call)
     return out, lse

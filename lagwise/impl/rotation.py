@@ -5,6 +5,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
+from lagwise.impl.operators import torch_transforms, transforms_are_active
 from lagwise.impl.support import HAS_TRITON
 
 torch.library.define("lagwise::turn", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor")
@@ -31,11 +32,14 @@ def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.interleaved = interleaved
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.lagwise.turn(x, cos, sin, interleaved)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, cos, sin, ctx.interleaved = inputs
+        ctx.save_for_backward(cos, sin)
 
     @staticmethod
     def backward(ctx, dout: Tensor):
@@ -59,4 +63,13 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         sin: As `cos`.
         interleaved: Pairs are channels 2c and 2c + 1, and otherwise c and c + dim / 2.
     """
-    return torch.ops.lagwise.turn(x, cos, sin, interleaved)
+    if torch_transforms():
+        return turned(x, cos, sin, interleaved)
+    return (_Turned.apply if transforms_are_active() else torch.ops.lagwise.turn)(x, cos, sin, interleaved)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Does so by torch's own functions, which have all derivatives and take any batch."""
+    axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
+    even, odd = x.unflatten(-1, sizes).unbind(axis)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), axis).flatten(-2).to(x.dtype)

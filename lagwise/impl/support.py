@@ -32,12 +32,21 @@ FEATURES: dict[str, str] = {
     "float16": "float16",
     "bfloat16": "bfloat16",
     "second derivative": "gradients of gradients",
+    "forward mode": "forward-mode derivatives (`torch.func.jvp`)",
+    "vmap": "`torch.func.vmap`",
 }
 """What a call can ask for."""
 
+# Of the operators that the fast implementations are.
+NOT_DERIVED = [
+    (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
+    (frozenset({"forward mode"}), "its operator has a derivative for backward passes alone"),
+    (frozenset({"vmap"}), "its operator takes one batch, which has an axis of its own"),
+]
+
 REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
     "dense": [],
-    "blockwise": [(frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own")],
+    "blockwise": NOT_DERIVED,
     "split": [
         (frozenset({"slopes"}), "sloped tails are not plain attention"),
         (frozenset({"key", "transform"}), "a `key` table reads the raw k, which the far field does not see beside a transform"),
@@ -50,13 +59,13 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
         (frozenset({"cuda", "float64"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
         (frozenset({"cuda", "wide head"}), "the far field's kernels on a GPU take heads up to 256 wide"),
         (frozenset({"cuda", "wide vectors"}), "the scores of a band of vectors with more than 1,024 lags would fill the memory"),
-        (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
+        *NOT_DERIVED,
     ],
     "triton": [
         (frozenset({"no kernels"}), "its kernels need Triton and a CUDA device; TRITON_INTERPRET=1 runs them slowly on a CPU"),
         (frozenset({"float64"}), "its kernels sum in float32"),
         (frozenset({"wide head"}), "its kernels hold heads up to 256 wide"),
-        (frozenset({"second derivative"}), "its backward pass is an operator without a derivative of its own"),
+        *NOT_DERIVED,
     ],
 }
 """What an implementation cannot do: a call that asks for all of a set is refused, for the reason given."""
@@ -65,6 +74,11 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
 def refusal(impl: str, asked: set[str]) -> str | None:
     """Returns why an implementation cannot do what is asked, or None."""
     return next((reason for features, reason in REFUSALS[impl] if features <= asked), None)
+
+
+def no_second_derivative(impl: str) -> RuntimeError:
+    """Returns what to raise where a gradient is differentiated: only then is it known."""
+    return RuntimeError(f"impl={impl!r} has no second derivative: use impl='dense' for gradients of gradients")
 
 
 def table() -> str:

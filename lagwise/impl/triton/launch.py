@@ -70,7 +70,8 @@ class Plan:
         k, raw_k = call.k, call.raw_k
         if call.key_mask is not None and (self.channels or tables.key is not None):
             # The kernels of tiles leave hidden keys out themselves; products with all keys must not meet what these hold.
-            k, raw_k = (None if x is None else x.masked_fill(~call.key_mask[:, None, :, None], 0.0) for x in (k, raw_k))
+            hidden = ~call.key_mask[:, None, :, None]
+            k, raw_k = k.masked_fill(hidden, 0.0), None if raw_k is None else raw_k.masked_fill(hidden, 0.0)
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, k, call.v))
         self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
         self.raw_q, self.raw_k = q if call.raw_q is None else call.raw_q, k if raw_k is None else raw_k
