@@ -103,7 +103,8 @@ def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -
 def check_positions(positions: Tensor, first: int, last: int, words: Callable[[int], str], *, wait: bool) -> None:
     """Raises for positions outside of a range, with words about one of them.
 
-    A GPU is not waited for in training, where it ends with an assertion instead. While compiling values cannot be read.
+    A GPU is not waited for in training, where it ends with an assertion instead. While compiling, or on
+    the meta device, values cannot be read.
 
     Args:
         positions: The positions.
@@ -112,7 +113,7 @@ def check_positions(positions: Tensor, first: int, last: int, words: Callable[[i
         words: Tells why a position is refused.
         wait: Whether a GPU is waited for.
     """
-    if torch.compiler.is_compiling() or positions.numel() == 0:
+    if torch.compiler.is_compiling() or positions.is_meta or positions.numel() == 0:
         return
     low, high = positions.aminmax()
     if positions.is_cuda and not wait:

@@ -31,7 +31,7 @@ def t5_bucket(lags: Int[Tensor, "*shape"], buckets: int, max_lag: int, causal: b
 
 def near_lags(buckets: int, max_lag: int, causal: bool) -> Int[Tensor, " lags"]:
     """Returns the lags up to the start of the last bucket on each side; beyond them nothing changes."""
-    lags = torch.arange(-max_lag - 1, 1 if causal else max_lag + 2)
+    lags = torch.arange(-max_lag - 1, 1 if causal else max_lag + 2, device="cpu")
     bucket = t5_bucket(lags, buckets, max_lag, causal)
     changes = (bucket.diff() != 0).nonzero().flatten()
     # bucket[c] != bucket[c + 1]: the first run of equal buckets ends at lags[c] and the last one starts at lags[c + 1].

@@ -70,6 +70,13 @@ class Cycles(NamedTuple):
 @cache
 def cycles_of(heads: int, features: int, seed: int, device: torch.device) -> Cycles:
     """Draws a permutation of the features for each head."""
+    with torch.device("cpu"):
+        found = draw_cycles(heads, features, seed)
+    return Cycles(*(x.to(device) for x in found))
+
+
+def draw_cycles(heads: int, features: int, seed: int) -> Cycles:
+    """Does so on the default device."""
     counters = torch.arange(heads)[:, None], torch.arange(features)
     permutations = noise.bits(torch.tensor(seed), Stream.PERMUTATION, *counters).argsort(1).tolist()
     elements, start, offset, length = torch.zeros(4, heads, features, dtype=torch.int64)
@@ -86,7 +93,7 @@ def cycles_of(heads: int, features: int, seed: int, device: torch.device) -> Cyc
             start[head, members], offset[head, members] = begin, torch.arange(len(cycle))
             length[head, members] = len(cycle)
             begin += len(cycle)
-    return Cycles(*(x.to(device) for x in (elements, start, offset, length)))
+    return Cycles(elements, start, offset, length)
 
 
 def to_the_power(cycles: Cycles, x: Tensor, positions: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from lagwise import noise
 from lagwise.encodings.absolute import inverse_frequencies, require_even
 from lagwise.encodings.base import Encoding, require_lag, require_past_only, require_sizes
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.impl.operators import without_autocast
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
@@ -46,7 +47,8 @@ class T5(Encoding):
         lags = near_lags(buckets, max_lag, causal)
         self.first, self.causal = int(lags[0]), causal
         self.weight = nn.Parameter(torch.zeros(heads, buckets))
-        self.register_buffer("bucket", t5_bucket(lags, buckets, max_lag, causal), persistent=False)
+        bucket = t5_bucket(lags, buckets, max_lag, causal).to(self.weight.device)
+        self.register_buffer("bucket", bucket, persistent=False)
 
     @classmethod
     def from_weight(cls, weight: Float[Tensor, "buckets heads"], *, max_lag: int = 128, causal: bool = False) -> "T5":
@@ -157,7 +159,10 @@ class AT5(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        if self.max_lag is not None:
+        if self.max_lag is not None and torch.compiler.is_exporting():
+            # One table for all lengths that the program may be called with.
+            first, last = -self.max_lag, 0 if self.causal else self.max_lag
+        elif self.max_lag is not None:
             # Lags that the call cannot reach, or that share the last value, need no column.
             first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
         if first <= 0 < last:
@@ -263,7 +268,7 @@ class Readout(nn.Module):
     ) -> Float[Tensor, "directions heads lags"]:
         """Evaluates the MLPs of some directions at x, whose columns are the lags from `first` on, through all directions."""
         # The table is exact under autocast too, which would compute the products in half precision.
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             return self._evaluate(x, first, directions, seed)
 
     def make_neutral(self) -> bool:
@@ -335,8 +340,6 @@ class Projected(torch.autograd.Function):
     either way, so that a parameter which one step has taken outside would stay there for ever.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, low: float, high: float) -> Tensor:
         return x.clamp(low, high)
@@ -345,7 +348,6 @@ class Projected(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         x, ctx.low, ctx.high = inputs
         ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -353,11 +355,6 @@ class Projected(torch.autograd.Function):
         # A step goes against the gradient.
         outward = ((x < ctx.low) & (gradient > 0.0)) | ((x > ctx.high) & (gradient < 0.0))
         return gradient.masked_fill(outward, 0.0), None, None
-
-    @staticmethod
-    def jvp(ctx, tangent, low, high):
-        (x,) = ctx.saved_tensors
-        return tangent.masked_fill((x < ctx.low) | (x > ctx.high), 0.0)
 
 
 class Kerple(Encoding):
