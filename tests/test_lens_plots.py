@@ -55,6 +55,8 @@ def test_priors_have_a_panel_for_each_head_with_its_peak():
     peak = 1 / (1 + 2 * sum(math.exp(-n / 4) for n in range(1, 9)))
     assert panels[0].get_title() == f"head 0: {peak:.3g} at lag 0"
     assert_drawn(figure)
+    named = plots.prior_by_lag(found.lags, found.probability, layers=[2])
+    assert named.axes[5].get_title().startswith("layer 2 · head 5: ")
     with pytest.raises(ValueError, match="names must be one for each of 6 heads, but are 1"):
         plots.prior_by_lag(found.lags, found.probability, ["first"])
 
@@ -66,7 +68,8 @@ def test_averaged_attention_and_kernels_are_curves_by_lag():
     assert line(figure.axes[1])[1] == pytest.approx(mean[1].tolist())
     assert_drawn(figure)
     values = torch.rand(2, 7, 3)
-    figure = plots.kernels(LAGS, values)
+    figure = plots.kernels(LAGS, values, layers=range(3))
+    assert [panel.get_title() for panel in figure.axes] == ["layers 0 to 2 · head 0", "layers 0 to 2 · head 1"]
     assert line(figure.axes[0])[1] == pytest.approx(values[0].mean(-1).tolist())
     # The mean, the mark at lag 0, then the channels.
     assert line(figure.axes[0], 3)[1] == pytest.approx(values[0, :, 1].tolist())
@@ -75,7 +78,8 @@ def test_averaged_attention_and_kernels_are_curves_by_lag():
 
 def test_logits_show_all_parts_of_a_head():
     parts = {"content": torch.rand(2, 7), "bias": torch.rand(2, 7)}
-    figure = plots.logits_by_lag(LAGS, parts, head=1)
+    figure = plots.logits_by_lag(LAGS, parts, head=1, layers=[4])
+    assert figure.get_suptitle() == "Expected logit by lag, layer 4 · head 1"
     assert [drawn.get_label() for drawn in figure.axes[0].lines] == ["content", "bias"]
     assert line(figure.axes[0], 1)[1] == pytest.approx(parts["bias"][1].tolist())
     assert figure.axes[0].get_xlabel() and figure.axes[0].get_ylabel()

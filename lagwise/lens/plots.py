@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lagwise.bench.plot import COLOURS
+from lagwise.lens.labels import head_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,15 +32,21 @@ DIRECTIONS = ("past", "future")
 
 
 def prior_by_lag(
-    lags: Int[Tensor, " lags"], probability: Float[Tensor, "heads lags"], names: Sequence[str] | None = None
+    lags: Int[Tensor, " lags"],
+    probability: Float[Tensor, "heads lags"],
+    names: Sequence[str] | None = None,
+    *,
+    layers: Sequence[int] = (),
 ) -> "Figure":
     """Draws the prior probability of each head by lag, a panel for each, with its maximum.
 
     Args:
         lags: The lags of a `Prior`.
         probability: Its probability.
-        names: What the heads are called; "head 0" and so on unless given.
+        names: What the heads are called; "layer 0 · head 0" and so on unless given.
+        layers: The layers that they are of, where that is known.
     """
+    names = _names(len(probability), names, layers)
     figure, panels = _by_lag(lags, probability, names, "prior probability", "Prior by lag: what the bias says before content")
     for panel, row in zip(panels, torch.as_tensor(probability), strict=True):
         place = int(row.argmax())
@@ -50,20 +57,34 @@ def prior_by_lag(
 
 
 def attention_by_lag(
-    lags: Int[Tensor, " lags"], mean: Float[Tensor, "heads lags"], names: Sequence[str] | None = None
+    lags: Int[Tensor, " lags"],
+    mean: Float[Tensor, "heads lags"],
+    names: Sequence[str] | None = None,
+    *,
+    layers: Sequence[int] = (),
 ) -> "Figure":
-    """Draws the mean attention weight of each head by lag, a panel for each: `average_attention`'s lags and mean."""
+    """Draws the mean attention weight of each head by lag, a panel for each: `average_attention`'s lags and mean.
+
+    Names and layers are those of `prior_by_lag`.
+    """
+    names = _names(len(mean), names, layers)
     return _by_lag(lags, mean, names, "mean attention weight", "Averaged attention by lag, over all pairs of the data")[0]
 
 
-def logits_by_lag(lags: Int[Tensor, " lags"], parts: Mapping[str, Float[Tensor, "heads lags"]], head: int = 0) -> "Figure":
+def logits_by_lag(
+    lags: Int[Tensor, " lags"],
+    parts: Mapping[str, Float[Tensor, "heads lags"]],
+    head: int = 0,
+    *,
+    layers: Sequence[int] = (),
+) -> "Figure":
     """Draws the expected logit of a head by lag and the parts that it is the sum of: the means of `expected_logits`."""
     figure, panel = _single((7, 4))
     for number, (name, means) in enumerate(parts.items()):
         panel.plot(_list(lags), _list(means[head]), label=name, **_style(number, len(lags)))
     panel.set(xlabel="lag: key minus query, in tokens", ylabel="mean over the data, in nats")
     panel.legend(frameon=False)
-    return _titled(figure, f"Expected logit by lag, head {head}")
+    return _titled(figure, f"Expected logit by lag, {head_label(head, layers)}")
 
 
 def score_maps(
@@ -121,11 +142,12 @@ def learned_tables(
     return _titled(figure, f"Learned table by {row} and lag")
 
 
-def kernels(lags: Int[Tensor, " lags"], values: Float[Tensor, "heads lags channels"]) -> "Figure":
+def kernels(lags: Int[Tensor, " lags"], values: Float[Tensor, "heads lags channels"], *, layers: Sequence[int] = ()) -> "Figure":
     """Draws SPE's kernels P_d, a panel for each head: every channel as a thin line, their mean as a thick one."""
     values = torch.as_tensor(values)
+    names = _names(len(values), None, layers)
     figure, panels = _by_lag(
-        lags, values.mean(-1), None, "P_d(lag)", "Kernels of SPE: thin lines are channels, the thick one is their mean"
+        lags, values.mean(-1), names, "P_d(lag)", "Kernels of SPE: thin lines are channels, the thick one is their mean"
     )
     for panel, head in zip(panels, values, strict=True):
         panel.plot(_list(lags), head.tolist(), color=LIGHT, linewidth=0.5, zorder=1)
@@ -231,7 +253,7 @@ def bucket_edges(edges: Mapping[str, Float[Tensor, "heads edges"]]) -> "Figure":
         edges: One direction of `lagwise.lens.bucket_edges`, by what it is of.
     """
     rows = [
-        (name if len(heads) == 1 else f"{name}, head {head}", row)
+        (name if len(heads) == 1 else f"{name}, {head_label(head)}", row)
         for name, heads in edges.items()
         for head, row in enumerate(heads)
     ]
@@ -251,12 +273,17 @@ def bucket_edges(edges: Mapping[str, Float[Tensor, "heads edges"]]) -> "Figure":
     return _titled(figure, "Edges of buckets")
 
 
-def _by_lag(lags: Tensor, values: Tensor, names: Sequence[str] | None, label: str, title: str) -> tuple["Figure", "list[Axes]"]:
-    """Draws a curve of each head in a panel of its own, all on the same axes."""
-    heads = len(values)
-    names = [f"head {head}" for head in range(heads)] if names is None else names
+def _names(heads: int, names: Sequence[str] | None, layers: Sequence[int]) -> Sequence[str]:
+    """Returns names of heads as they are given, or by their numbers."""
+    names = [head_label(head, layers) for head in range(heads)] if names is None else names
     if len(names) != heads:
         raise ValueError(f"names must be one for each of {heads} heads, but are {len(names)}: leave them out for numbers")
+    return names
+
+
+def _by_lag(lags: Tensor, values: Tensor, names: Sequence[str], label: str, title: str) -> tuple["Figure", "list[Axes]"]:
+    """Draws a curve of each head in a panel of its own, all on the same axes."""
+    heads = len(values)
     columns = min(heads, COLUMNS)
     rows = math.ceil(heads / columns)
     figure = _figure((2.6 * columns + 0.8, 1.9 * rows + 0.9))
