@@ -1,5 +1,6 @@
 """The page of the lens: what it holds is what the lens found, it stays small, and a browser shows it."""
 
+import io
 import json
 import re
 import subprocess
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_report import EVIL, approximately, chromium, numbers_in, read, watched_tab
+from PIL import Image, ImageStat
+from test_report import EVIL, approximately, assert_readable, chromium, numbers_in, read, resize, told, watched_tab
 from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -79,8 +81,8 @@ def test_the_page_holds_what_the_lens_found(causal):
 
 def test_the_table_of_heads_says_what_the_lens_says():
     calls = look()
-    rows = [row for row in read(made(calls)).rows if row and re.match(r"\d+\.\d+ ", row[0])]
-    assert [row[0] for row in rows] == [f"{layer}.{head} {calls[layer].layer}" for layer in (0, 1) for head in (0, 1)]
+    rows = [row for row in read(made(calls)).rows if row and re.match(r"layer \d", row[0])]
+    assert [row[0] for row in rows] == [f"layer {layer} · head {head}" for layer in (0, 1) for head in (0, 1)]
     prior, parts = calls[1].prior(), calls[1].parts()
     reached = lens.effective_range(prior.probability, prior.lags)[:, 1].tolist()
     wanted = [
@@ -151,15 +153,18 @@ def test_nothing_breaks_out_of_its_place():
 
 def test_ranges_and_ablation_are_there_where_they_are_given():
     calls = look()
-    order = [lens.PriorHead(("a", "b"), 1, 0.25, -3)]
+    order = [lens.PriorHead((calls[1].layer,), 1, 0.25, -3)]
     ablation = lens.Ablation(order, [0.5, 0.75])
-    ranges = {"encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]]), "decoder": torch.tensor([[3.0, 2.0]])}
+    ranges = {
+        "encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]]),
+        "layers.1.attention.encoding": torch.tensor([[3.0, 2.0]]),
+    }
     text = made(calls, ranges=ranges, ablation=ablation, metric="accuracy")
-    assert ["encoding, head 0", "2.5", "4.0"] in read(text).rows
-    assert ["encoding, head 1", "no end", "1.0"] in read(text).rows
-    assert ["decoder, head 1", "2.0", "-"] in read(text).rows
+    assert ["encoding, layers 0, 1 · head 0", "2.5", "4.0"] in read(text).rows
+    assert ["encoding, layers 0, 1 · head 1", "no end", "1.0"] in read(text).rows
+    assert ["layers.1.attention.encoding, layer 1 · head 1", "2.0", "-"] in read(text).rows
     assert facts(text)["ablation"] == {
-        "metric": "accuracy", "values": [0.5, 0.75], "heads": ["head 1 of 2 layers, peak 0.250 at lag -3"]
+        "metric": "accuracy", "values": [0.5, 0.75], "heads": ["layer 1 · head 1, peak 0.250 at lag -3"]
     }  # fmt: skip
 
 
@@ -391,13 +396,7 @@ def browser():
 @pytest.fixture
 def opened(browser, tmp_path):
     with watched_tab(browser, tmp_path) as show:
-
-        def show_all(text: str):
-            tab = show(text)
-            tab.wait_for_selector("[data-map=finalScore] canvas", state="attached")
-            return tab
-
-        yield show_all
+        yield show
 
 
 def last_number(text: str) -> float:
@@ -410,18 +409,17 @@ def test_a_browser_shows_the_chosen_head(opened):
     tab.click('[data-panel="1,1"]')
     assert (tab.input_value("[data-layer]"), tab.input_value("[data-head]")) == ("1", "1")
     prior, parts = calls[1].prior(), calls[1].parts()
-    said = tab.inner_text("[data-curve-value]")
+    title, values = told(tab, "curve-value")
     peak = prior.peak_lag[1]
-    assert said.startswith(f"lag {'+' if peak > 0 else ''}{peak}: prior probability ")
-    assert float(said.split("probability ")[1].split(";")[0]) == approximately(prior.peak[1])
+    assert title == f"lag {'+' if peak > 0 else ''}{peak}:"
+    assert float(values["prior probability"]) == approximately(prior.peak[1])
     box = tab.locator("[data-curve] svg").bounding_box()
     tab.mouse.move(box["x"] + box["width"] * 0.99, box["y"] + box["height"] / 2)
-    assert tab.inner_text("[data-curve-value]").startswith("lag +8: ")
+    assert told(tab, "curve-value")[0] == "lag +8:"
     tab.focus("[data-curve] svg")
     tab.keyboard.press("ArrowLeft")
-    said = tab.inner_text("[data-curve-value]")
-    assert said.startswith("lag +7: ")
-    assert float(said.split("nats ")[1].split(";")[0]) == approximately(prior.bias[1, -2])
+    title, values = told(tab, "curve-value")
+    assert title == "lag +7:" and float(values["bias, in nats"]) == approximately(prior.bias[1, -2])
     tab.click('[data-token="2"]')
     for kind in ("prior", "likelihood", "posterior"):
         values = tab.locator(f"[data-over] td[data-kind={kind}]").all_inner_texts()
@@ -464,16 +462,54 @@ def test_a_browser_shows_maps_and_lines(opened):
     assert tab.locator("[data-lines] line").count() == int((parts.posterior[0, 1] >= 0.03).sum())
 
 
-def test_a_browser_draws_all_of_a_page_before_it_prints(opened):
+def brightness(picture: bytes) -> tuple[float, float]:
+    """Returns the mean brightness of a picture, and how much it varies."""
+    found = ImageStat.Stat(Image.open(io.BytesIO(picture)).convert("L"))
+    return found.mean[0], found.stddev[0]
+
+
+MAPS = ["posterior", "prior", "likelihood", "priorScore", "contextScore", "finalScore"]
+
+
+def test_a_picture_of_a_whole_page_has_all_maps(opened):
     tab = opened(made(look()))
     tab.set_viewport_size({"width": 900, "height": 200})
-    picture = "document.querySelector('[data-map=finalScore] canvas')?.toDataURL()"
-    tab.wait_for_function("document.querySelector('[data-map=finalScore]').inView === false")
-    before = tab.evaluate(picture)
-    tab.select_option("[data-head]", "1")
-    assert tab.evaluate(picture) == before
-    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert tab.evaluate(picture) != before
+    tab.reload()
+    places = {kind: tab.locator(f"[data-map={kind}] canvas").bounding_box() for kind in MAPS}
+    whole = Image.open(io.BytesIO(tab.screenshot(full_page=True))).convert("L")
+    for kind, box in places.items():
+        part = whole.crop((box["x"], box["y"], box["x"] + box["width"], box["y"] + box["height"]))
+        assert ImageStat.Stat(part).stddev[0] > 20, kind
+
+
+def test_a_printed_page_has_all_maps_and_lets_nothing_scroll(opened):
+    ranges = {"encoding": torch.tensor([[2.5, torch.inf], [4.0, 1.0]])}
+    tab = opened(made(look(), ranges=ranges))
+    tab.set_viewport_size({"width": 900, "height": 200})
+    tab.reload()
+    assert tab.pdf(format="A4").count(b"/Subtype /Image") >= len(MAPS)
+    tab.set_viewport_size({"width": 703, "height": 900})
+    tab.emulate_media(media="print", color_scheme="dark")
+    cut_off = """() => [...document.querySelectorAll(".wide, .scroll, .lines")].some(
+        box => box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1)"""
+    tab.wait_for_function(f"() => !({cut_off})()", timeout=5000)
+    # Paper is white, whatever the screen was.
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.evaluate("getComputedStyle(document.querySelector('canvas')).filter") == "none"
+
+
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_charts_are_drawn_for_the_width_of_the_screen(opened, width):
+    calls = [lens.Call(**{**vars(call), "layer": f"encoder.block.{call.layer}.SelfAttention" * 2}) for call in look()]
+    encoding, kernels = lagwise.AT5(heads=2), lens.spe_kernels(lagwise.SineSPE(heads=2, head_dim=8), 9)
+    tab = opened(made(
+        calls, notes=["word" * 40], ranges={"encoding": lens.dependency_ranges(encoding)},
+        edges={"encoding": lens.bucket_edges(encoding)}, kernels={"encoding": kernels},
+        lengths=Lengths("test accuracy", lens.Extrapolation(torch.tensor([20, 40]), torch.tensor([0.5, 0.25]), 0.75, {}), 10),
+        ablation=lens.Ablation([lens.PriorHead(("a",), 0, 0.25, -3)], [0.5, 0.75]), metric="accuracy",
+    ))  # fmt: skip
+    resize(tab, width, "curve")
+    assert_readable(tab, ["curve", "lines", "ranges", "at5", "edges", "kernels", "lengths", "ablation"])
 
 
 def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
@@ -481,7 +517,7 @@ def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
     ablation = lens.Ablation([lens.PriorHead(("a",), 0, 0.25, -3)], [0.5, 0.75])
     tab = opened(made(calls, ablation=ablation, metric="accuracy", ranges={"encoding": torch.tensor([[2.5], [4.0]])}))
     peaks = torch.stack([call.prior().peak for call in calls]).flatten()
-    names = [f"{layer}.{head} {calls[layer].layer}" for layer in (0, 1) for head in (0, 1)]
+    names = [f"layer {layer} · head {head}" for layer in (0, 1) for head in (0, 1)]
     tab.locator("[data-heads] thead button").nth(1).focus()
     for descending in (False, True):
         tab.keyboard.press("Enter")
@@ -495,7 +531,7 @@ def test_a_browser_sorts_the_table_and_shows_an_ablation(opened):
     assert tab.input_value("[data-layer]") == "0"
     tab.focus("[data-ablation] svg")
     tab.keyboard.press("ArrowRight")
-    assert tab.inner_text("[data-ablation-value]").startswith("1 of 1 heads: accuracy 0.75; last switched on: head 0 of a")
+    assert tab.inner_text("[data-ablation-value]").startswith("1 of 1 heads: accuracy 0.75; last switched on: head 0, peak")
     assert "2.5" in tab.inner_text("[data-at5-table]")
 
 
@@ -511,7 +547,7 @@ def test_a_browser_shows_all_heads_at_a_glance(opened, encoding):
             panel = tab.locator(f'[data-panel="{layer},{head}"]')
             best = int(values[head].argmax())
             said = panel.get_attribute("aria-label")
-            assert said.startswith(f"layer {layer}, head {head}: highest ") and said.endswith(
+            assert said.startswith(f"layer {layer} · head {head}: highest ") and said.endswith(
                 f"at lag {lags[best]:+d}".replace("+0", "0")
             )
             assert numbers_in(said)[2] == approximately(values[head, best])
@@ -526,8 +562,7 @@ def point_at_row(tab, mark: str, row: int) -> None:
     parent.scroll_into_view_if_needed()
     tab.wait_for_selector(f"[data-{mark}] svg")
     box = parent.bounding_box()
-    unit = box["width"] / 900
-    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + (12 + 22 * (row + 0.5)) * unit)
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 12 + 22 * (row + 0.5))
 
 
 def test_a_browser_shows_ranges_and_chooses_heads_there(opened):
@@ -538,9 +573,8 @@ def test_a_browser_shows_ranges_and_chooses_heads_there(opened):
     reached = lens.effective_range(prior.probability, prior.lags)
     for head in range(2):
         point_at_row(tab, "ranges", head)
-        assert numbers_in(tab.inner_text("[data-ranges-value]").replace("±", "")) == [
-            head, *(x for share, each in zip((50, 90, 99), reached[:, head].tolist(), strict=True) for x in (share, each))
-        ]  # fmt: skip
+        wanted = {f"{share} % within": f"±{each}" for share, each in zip((50, 90, 99), reached[:, head].tolist(), strict=True)}
+        assert told(tab, "ranges-value") == (f"layer 1 · head {head}:", wanted)
         widths = [float(bar.get_attribute("width")) for bar in tab.locator(f'[data-range="{head}"] rect').all()]
         lengths = reached[:, head].flip(0).log1p()
         torch.testing.assert_close(torch.tensor(widths) / widths[0], lengths / lengths[0], atol=5e-3, rtol=0.0)
@@ -550,20 +584,20 @@ def test_a_browser_shows_ranges_and_chooses_heads_there(opened):
     assert tab.input_value("[data-head]") == "1"
     assert tab.get_attribute('[data-range="1"]', "class") == "own"
     tab.keyboard.press("ArrowUp")
-    assert tab.inner_text("[data-ranges-value]").startswith("head 0: ")
+    assert told(tab, "ranges-value")[0] == "layer 1 · head 0:"
 
 
 def test_a_browser_shows_ranges_of_at5(opened):
     ranges = {"encoder": torch.tensor([[2.5, torch.inf], [4.0, 1.0]]), "decoder": torch.tensor([[3.0, 12.0]])}
     tab = opened(made(look(), ranges=ranges))
-    assert tab.inner_text("[data-at5-value]") == "head 0: past 2.5, future 4"
+    assert told(tab, "at5-value") == ("layers 0, 1 · head 0:", {"past": "2.5", "future": "4"})
     assert tab.locator("[data-at5] rect").count() == 4 and tab.locator("[data-at5] .inside").all_text_contents() == ["no end"]
     tab.focus("[data-at5] svg")
     tab.keyboard.press("ArrowDown")
-    assert tab.inner_text("[data-at5-value]") == "head 1: past no end, future 1"
+    assert told(tab, "at5-value") == ("layers 0, 1 · head 1:", {"past": "no end", "future": "1"})
     tab.select_option("[data-at5-of]", label="decoder")
     point_at_row(tab, "at5", 1)
-    assert tab.inner_text("[data-at5-value]") == "head 1: past 12"
+    assert told(tab, "at5-value") == ("layers 0, 1 · head 1:", {"past": "12"})
     widths = [float(bar.get_attribute("width")) for bar in tab.locator("[data-at5] rect").all()]
     assert widths[1] / widths[0] == pytest.approx(np.log1p(12) / np.log1p(3), rel=1e-2)
 
@@ -575,10 +609,18 @@ def test_a_browser_shows_edges_before_and_after_training(opened):
     tab = opened(made(look(), edges=edges, edges_before={"at5": lens.bucket_edges(before)}))
     tab.focus("[data-edges] svg")
     tab.keyboard.press("ArrowDown")
-    said = tab.inner_text("[data-edges-value]")
-    found = numbers_in(said.replace("head 1: ", ""))
     both = [lens.bucket_edges(each)[side, 1] for side in (0, 1) for each in (now, before)]
-    assert found == [pytest.approx(float(x), rel=6e-3) for x in torch.cat(both)]
+    names = ["past", "past, before the training", "future", "future, before the training"]
+    title, values = told(tab, "edges-value")
+    assert title == "layers 0, 1 · head 1:" and list(values) == names
+    # What is read at a row is short; the numbers are one click away.
+    assert [value.rpartition("from")[0] for value in values.values()] == ["16 buckets, the last "] * 4
+    assert [numbers_in(value)[1] for value in values.values()] == [pytest.approx(float(each[-1]), rel=6e-3) for each in both]
+    assert tab.is_hidden("[data-edges-table]")
+    tab.click("details:has([data-edges-table]) summary")
+    assert tab.locator("[data-edges-table] thead th").all_inner_texts() == ["bucket", *names]
+    cells = [float(text) for text in tab.locator("[data-edges-table] td").all_inner_texts()]
+    assert cells == [pytest.approx(float(x), rel=6e-3) for x in torch.stack(both, dim=1).flatten()]
     assert tab.locator("[data-edges] .edge.before").count() == 2 * 2 * 15
     tab.select_option("[data-edges-of]", label="t5")
     marks = tab.locator("[data-edges] .edge")
@@ -600,9 +642,9 @@ def test_a_browser_shows_kernels(opened):
         tab.keyboard.press("ArrowLeft")
         values = found.values[:, 8 + lag]
         wanted = torch.stack([values.mean(-1), *values.quantile(torch.tensor([0.25, 0.75]), dim=-1)], dim=1)
-        said = numbers_in(tab.inner_text("[data-kernels-value]"))
-        assert said[0] == lag
-        assert said[2:5] + said[6:9] == [approximately(x) for x in wanted.flatten()]
+        title, values = told(tab, "kernels-value")
+        assert title == f"lag {lag}:" and list(values) == ["layers 0, 1 · head 0", "layers 0, 1 · head 1"]
+        assert numbers_in(" ".join(values.values())) == [approximately(x) for x in wanted.flatten()]
 
 
 def test_a_browser_shows_other_lengths(opened):
@@ -627,14 +669,9 @@ def test_a_browser_shows_a_model_without_a_bias_and_a_dark_page(opened):
     calls = look("rotary")
     tab = opened(made(calls))
     logit = lens.expected_logits([calls[0].parts()])["logit"]
-    assert float(tab.inner_text("[data-curve-value]").split("(no bias) ")[1].split(";")[0]) == approximately(logit.mean[0].max())
-    # A copy is read, because reading a canvas twice makes the browser complain.
-    brightness = """() => {
-        const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-        copy.drawImage(document.querySelector("[data-map=posterior] canvas"), 0, 0);
-        return copy.getImageData(0, 0, 300, 150).data.reduce((a, b) => a + b);
-    }"""
-    light = tab.evaluate(brightness)
+    assert float(told(tab, "curve-value")[1]["mean logit (no bias)"]) == approximately(logit.mean[0].max())
+    canvas = tab.locator("[data-map=priorScore] canvas")
+    light, _ = brightness(canvas.screenshot())
     tab.emulate_media(color_scheme="dark")
-    # The page is drawn anew some time later; a page that stays light fails by the time that runs out.
-    tab.wait_for_function(f"light => ({brightness})() < light", arg=light, polling=100, timeout=10_000)
+    dark, _ = brightness(canvas.screenshot())
+    assert dark == pytest.approx(255 - light, abs=25) and abs(light - dark) > 1

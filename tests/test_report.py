@@ -102,6 +102,51 @@ def watched_tab(browser, folder):
     assert wrong == []
 
 
+def told(tab, mark):
+    """Returns what is read at a place of a chart: where that is, and values by their names."""
+    read = "output => [...output.children].map(each => [each.firstChild.textContent, each.lastChild.textContent])"
+    (title, _), *values = tab.locator(f"[data-{mark}]").evaluate(read)
+    return title, {name.strip(): value for name, value in values}
+
+
+def assert_readable(tab, marks):
+    """Charts have text of 11 pixels and more that stays inside of them, and the page does not scroll sideways."""
+    measure = """places => places.map(place => [...document.querySelectorAll(`[data-${place}] svg text`)].map(text => {
+        const { a, b } = text.getScreenCTM(), [box, all] = [text, text.ownerSVGElement].map(each => each.getBoundingClientRect());
+        const outside = Math.max(all.left - box.left, box.right - all.right, all.top - box.top, box.bottom - all.bottom);
+        return { words: text.textContent, height: parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b), outside };
+    }))"""
+    for mark, texts in zip(marks, tab.evaluate(measure, marks), strict=True):
+        assert texts, mark
+        for text in texts:
+            assert text["height"] >= 11 and text["outside"] < 2, (mark, text)
+    sideways = tab.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert sideways[0] <= sideways[1]
+
+
+def resize(tab, width, mark):
+    """Gives a tab a width, and waits until a chart is drawn for it."""
+    tab.set_viewport_size({"width": width, "height": 900})
+    drawn = (
+        "mark => (place => +place.querySelector('svg').getAttribute('width') === place.clientWidth)(document.querySelector(mark))"
+    )
+    tab.wait_for_function(drawn, arg=f"[data-{mark}]")
+
+
+def contrasts(tab, selector):
+    """Returns how much brighter or darker texts are than the page, by the rule of WCAG."""
+    colours = """selector => [getComputedStyle(document.body).backgroundColor,
+        ...[...document.querySelectorAll(selector)].map(text => getComputedStyle(text).fill)]"""
+    found = []
+    for colour in tab.evaluate(colours, selector):
+        parts = [float(part) for part in re.findall(r"[\d.]+", colour)[:3]]
+        channels = [part if colour.startswith("color(") else part / 255 for part in parts]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+        found.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    paper, *texts = found
+    return [max(paper, text) / min(paper, text) for text in texts]
+
+
 def approximately(number):
     """Returns a number to compare with one that a page shows, in four digits."""
     return pytest.approx(float(number), rel=2e-3, abs=1e-5)
@@ -440,30 +485,81 @@ def test_a_browser_shows_priors_and_kernels(opened, with_priors):
     tab.focus("[data-priors] svg")
     for key, lag in (("ArrowLeft", -1), ("ArrowRight", 0), ("ArrowRight", 1), ("ArrowRight", 1)):
         tab.keyboard.press(key)
-        said = tab.inner_text("[data-prior-values]")
-        assert said.startswith(f"lag {'+' if lag > 0 else ''}{lag}: ")
-        assert numbers_in(said.split(": ", 1)[1])[1::2] == [approximately(x) for x in wanted[:, lag + 1]]
+        title, values = told(tab, "prior-values")
+        assert title == f"lag {'+' if lag > 0 else ''}{lag}:" and list(values) == ["layers 0, 1 · head 0", "layers 0, 1 · head 1"]
+        assert [float(value) for value in values.values()] == [approximately(x) for x in wanted[:, lag + 1]]
     tab.select_option("[data-part]", label="decoder.encoding")
-    assert numbers_in(tab.inner_text("[data-prior-values]"))[2::2] == [
+    assert [float(value) for value in told(tab, "prior-values")[1].values()] == [
         approximately(x) for x in torch.tensor([[0.0, 1.0], [2.0, 0.0]]).softmax(-1)[:, 1]
     ]
     tab.select_option("[data-prior]", "sine-spe")
     assert tab.is_hidden("[data-part]") and "kernel stands here" in tab.inner_text("[data-prior-words]")
     box = tab.locator("[data-priors] svg").bounding_box()
     tab.mouse.move(box["x"] + 70, box["y"] + 50)
-    assert tab.inner_text("[data-prior-values]") == "lag -1: head 0 0.5; head 1 0.25"
+    assert told(tab, "prior-values") == ("lag -1:", {"layers 0, 1 · head 0": "0.5", "layers 0, 1 · head 1": "0.25"})
 
 
 def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
     tab = opened(report.page(runs, ""))
-    assert tab.inner_text("[data-values]").startswith("Step 30: at5 0.8317 (0.8267 to 0.8367); t5 0.7867")
+    title, values = told(tab, "values")
+    assert title == "Step 30:" and list(values) == ["at5", "t5", "none"] and values["at5"] == "0.8317 (0.8267 to 0.8367)"
     tab.focus("[data-curves] svg")
     tab.keyboard.press("ArrowLeft")
-    assert tab.inner_text("[data-values]").startswith("Step 20: at5 0.815 ")
+    title, values = told(tab, "values")
+    assert title == "Step 20:" and values["at5"].startswith("0.815 ")
     tab.select_option("[data-what]", "training loss")
-    assert "Step 30: at5 0.5333 (0.03333 to 1.033)" in tab.inner_text("[data-values]")
+    assert told(tab, "values")[1]["at5"] == "0.5333 (0.03333 to 1.033)"
     tab.locator("[data-league] thead button").nth(2).click()
     assert tab.locator("[data-league] tbody th").all_inner_texts() == ["none", "t5", "at5"]
     tab.select_option("[data-baseline]", "none")
     assert tab.locator("[data-differences] tbody th").all_inner_texts() == ["at5", "t5"]
     assert tab.locator("[data-scatter] circle").count() == 3
+
+
+CHARTS = ["curves", "priors", "scatter"]
+
+
+@pytest.mark.parametrize("width", [400, 800, 1400])
+def test_charts_are_drawn_for_the_width_of_the_screen(opened, with_priors, tmp_path, width):
+    options = {"realizations": 32}
+    tab = opened(
+        report.page([*with_priors, make_run(tmp_path, "sine-spe", 3, 0.5, encoding_options=options)], "lagwise compare " * 20)
+    )
+    for other in (1100, width):
+        resize(tab, other, "curves")
+        assert_readable(tab, CHARTS)
+    # Long names have room beside the curves of a wide screen alone.
+    assert tab.locator("[data-curves] .legend li").count() == (0 if width > 1000 else 7)
+
+
+def test_tables_scroll_in_boxes_of_their_own_by_keys_too(opened, runs):
+    tab = opened(report.page(runs, ""))
+    tab.set_viewport_size({"width": 400, "height": 900})
+    box = tab.locator(".wide:has([data-league])")
+    inner, outer = box.evaluate("box => [box.scrollWidth, box.clientWidth]")
+    assert inner > outer
+    box.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_function("() => document.querySelector('.wide:has([data-league])').scrollLeft > 0")
+    assert_readable(tab, ["curves", "scatter"])
+
+
+def test_charts_fit_on_paper_and_come_back(opened, with_priors):
+    tab = opened(report.page(with_priors, ""))
+    tab.set_viewport_size({"width": 1400, "height": 900})
+    widths = "marks => marks.map(mark => +document.querySelector(`[data-${mark}] svg`).getAttribute('width'))"
+    tab.wait_for_function(f"() => ({widths})(['curves'])[0] === 1152")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    # A4 with margins of 12 mm is 703 pixels wide.
+    assert all(width <= 703 for width in tab.evaluate(widths, CHARTS))
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate(widths, CHARTS) == [1152] * 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_of_curves_can_be_read_on_the_page(opened, tmp_path, scheme):
+    names = ["t5", "at5", "none", "alibi", "rotary", "xpos", "shaw"]
+    tab = opened(report.page([make_run(tmp_path, name, 0, 0.1 * number) for number, name in enumerate(names)], ""))
+    tab.emulate_media(color_scheme=scheme)
+    found = contrasts(tab, "[data-curves] .series text")
+    assert len(found) == len(names) and min(found) >= 4.5

@@ -14,12 +14,13 @@ from torch import Tensor
 from lagwise import pages
 from lagwise.lens.ablation import Ablation, PriorHead
 from lagwise.lens.capture import Call
+from lagwise.lens.labels import head_label, head_labels
 from lagwise.lens.learned import Kernels
 from lagwise.lens.metrics import SHARES, effective_range, entropy
 from lagwise.lens.parts import Parts, expected_logits, mean_by_lag
 from lagwise.lens.priors import Prior
 from lagwise.lens.results import Extrapolation
-from lagwise.pages import cell, html_table
+from lagwise.pages import cell, html_table, scroll_box
 
 MAP_BYTES, CURVE_BYTES = 2_600_000, 1_700_000
 """What maps and curves of all heads may take of a page: with the rest it stays below 5 MB."""
@@ -83,25 +84,26 @@ def page(
     for number, call in enumerate(kept):
         parts = call.parts()
         curve = curve_of(call, parts)
-        layers.append(layer_facts(call, parts, curve, shown=min(shown, reach + 1), reach=reach))
+        layers.append(layer_facts(call, parts, curve, number, shown=min(shown, reach + 1), reach=reach))
         rows += head_rows(call, parts, curve, number)
+    names = [call.layer for call in kept]
     data = {
         "tokens": list(tokens),
         "layers": layers,
         "hidden": HIDDEN,
-        "at5": [{"name": name, "ranges": found.tolist()} for name, found in (ranges or {}).items()],
-        "edges": edges_facts(edges or {}, edges_before or {}),
-        "kernels": kernels_facts(kernels or {}, past_only=all(call.causal for call in kept)),
+        "at5": ranges_facts(ranges or {}, names),
+        "edges": edges_facts(edges or {}, edges_before or {}, names),
+        "kernels": kernels_facts(kernels or {}, names, past_only=all(call.causal for call in kept)),
         "lengths": lengths and lengths_facts(lengths),
         "ablation": ablation
-        and {"metric": metric, "values": ablation.values, "heads": [ablation_name(h) for h in ablation.order]},
+        and {"metric": metric, "values": ablation.values, "heads": [ablation_name(h, names) for h in ablation.order]},
     }
     said = [*notes, *page_notes(calls, kept, layers, tokens, reach)]
     values = {
         "title": escape(title),
         "notes": pages.notes(said),
-        "heads": html_table(HEADERS, "".join(rows), "data-heads"),
-        "at5": at5_section(ranges) if ranges else "",
+        "heads": html_table(HEADERS, "".join(rows), "data-heads", label="Table of heads"),
+        "at5": at5_section(ranges, names) if ranges else "",
         "edges": edges_section(edges_before or {}) if edges else "",
         "kernels": KERNELS if kernels else "",
         "lengths": lengths_section(lengths) if lengths else "",
@@ -180,7 +182,7 @@ def curve_of(call: Call, parts: Parts) -> Prior:
     return Prior(logit.lags, logit.mean.nan_to_num(nan=-torch.inf))
 
 
-def layer_facts(call: Call, parts: Parts, curve: Prior, *, shown: int, reach: int) -> dict[str, Any]:
+def layer_facts(call: Call, parts: Parts, curve: Prior, number: int, *, shown: int, reach: int) -> dict[str, Any]:
     """Returns what the page's script draws of a layer.
 
     Of the maps there is the context score alone, in 65,535 steps, with the logarithms of the sums over all keys: the script adds
@@ -195,6 +197,7 @@ def layer_facts(call: Call, parts: Parts, curve: Prior, *, shown: int, reach: in
     return {
         "name": call.layer,
         "heads": call.q.shape[1],
+        "labels": [head_label(head, [number]) for head in range(call.q.shape[1])],
         "causal": call.causal,
         "bias": call.terms.bias is not None,
         "ranges": effective_range(curve.probability, curve.lags).tolist(),
@@ -249,8 +252,8 @@ def head_rows(call: Call, parts: Parts, curve: Prior, layer: int) -> list[str]:
     )  # fmt: skip
     found = []
     for head, (peak, lag, nats, moved, *reached) in enumerate(columns):
-        name = f"{layer}.{head} {call.layer}"
-        button = f'<button type="button" data-choose="{layer},{head}">{escape(name)}</button>'
+        label = head_label(head, [layer])
+        button = f'<button type="button" data-choose="{layer},{head}" title="{escape(call.layer)}">{label}</button>'
         cells = [cell(peak, f"{peak:.4f}"), cell(lag, f"{lag:+d}"), cell(nats, f"{nats:.3f}"), cell(moved, f"{moved:.3f}")]
         cells += [cell(distance, f"±{distance}") for distance in reached]
         found.append(f'<tr><th scope="row" data-value="{layer:04d}{head:04d}">{button}</th>{"".join(cells)}</tr>')
@@ -288,23 +291,43 @@ def page_notes(
     return said
 
 
-def ablation_name(head: PriorHead) -> str:
-    """Returns what the page calls a head that was switched on."""
-    layers = head.layers[0] if len(head.layers) == 1 else f"{len(head.layers)} layers"
-    return f"head {head.head} of {layers}, peak {head.peak:.3f} at lag {head.peak_lag:+d}"
+def ablation_name(head: PriorHead, names: Sequence[str]) -> str:
+    """Returns what the page says of a head that was switched on, in a model whose layers have some names."""
+    layers = [number for number, name in enumerate(names) if name in head.layers]
+    return f"{head_label(head.head, layers)}, peak {head.peak:.3f} at lag {head.peak_lag:+d}"
 
 
-def at5_section(ranges: Mapping[str, Float[Tensor, "directions heads"]]) -> str:
+def labels_of(encoding: str, heads: int, names: Sequence[str]) -> list[str]:
+    """Returns what the heads of an encoding are called: it acts on the layers inside the module that holds it.
+
+    >>> labels_of("layers.1.attention.encoding", 2, ["layers.0.attention", "layers.1.attention"])
+    ['layer 1 · head 0', 'layer 1 · head 1']
+    >>> labels_of("encoding", 2, ["layers.0.attention", "layers.1.attention"])
+    ['layers 0, 1 · head 0', 'layers 0, 1 · head 1']
+    """
+    owner = encoding.rpartition(".")[0]
+    return head_labels(heads, [number for number, name in enumerate(names) if not owner or f"{name}.".startswith(f"{owner}.")])
+
+
+def ranges_facts(ranges: Mapping[str, Float[Tensor, "directions heads"]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns what the page's script draws of AT5's ranges."""
+    return [
+        {"name": name, "labels": labels_of(name, found.shape[1], names), "ranges": found.tolist()}
+        for name, found in ranges.items()
+    ]
+
+
+def at5_section(ranges: Mapping[str, Float[Tensor, "directions heads"]], names: Sequence[str]) -> str:
     """Returns AT5's ranges as a chart of an encoding, and as a table of all."""
     directions = ("past", "future")[: max(len(found) for found in ranges.values())]
     body = ""
     for name, found in ranges.items():
-        for head, own in enumerate(found.T.tolist()):
+        for label, own in zip(labels_of(name, found.shape[1], names), found.T.tolist(), strict=True):
             cells = "".join(cell(each, f"{each:.1f}" if math.isfinite(each) else "no end") for each in own)
             cells += cell(None, "-") * (len(directions) - len(own))
-            body += f'<tr><th scope="row">{escape(name)}, head {head}</th>{cells}</tr>'
+            body += f'<tr><th scope="row">{escape(name)}, {label}</th>{cells}</tr>'
     words = "In tokens. Distances much beyond the range are all the same to a head."
-    table = html_table(("encoding and head", *directions), body, "data-at5-table")
+    table = html_table(("encoding and head", *directions), body, "data-at5-table", label="Learned ranges")
     return drawn("at5", "Learned ranges of AT5", words) + table
 
 
@@ -315,18 +338,25 @@ def edges_section(before: Mapping[str, Edges]) -> str:
         "Marks are distances at which another bucket begins. AT5's soft bucket has no steps: its marks cut it into sixteen equal "
         f"slices.{moved}"
     )
-    return drawn("edges", "Edges of buckets", words)
+    table = scroll_box("<table data-edges-table></table>", "Edges of buckets")
+    numbers = f"<details><summary>The edges of this head as numbers</summary>{table}</details>"
+    return drawn("edges", "Edges of buckets", words) + numbers
 
 
-def edges_facts(edges: Mapping[str, Edges], before: Mapping[str, Edges]) -> list[dict[str, Any]]:
+def edges_facts(edges: Mapping[str, Edges], before: Mapping[str, Edges], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns what the page's script draws of buckets."""
     return [
-        {"name": name, "now": found.tolist(), "before": before[name].tolist() if name in before else None}
+        {
+            "name": name,
+            "labels": labels_of(name, found.shape[1], names),
+            "now": found.tolist(),
+            "before": before[name].tolist() if name in before else None,
+        }
         for name, found in edges.items()
     ]
 
 
-def kernels_facts(kernels: Mapping[str, Kernels], *, past_only: bool) -> list[dict[str, Any]]:
+def kernels_facts(kernels: Mapping[str, Kernels], names: Sequence[str], *, past_only: bool) -> list[dict[str, Any]]:
     """Returns what the page's script draws of kernels: of each head the mean and the middle half of the channels."""
     if not kernels:
         return []
@@ -336,7 +366,8 @@ def kernels_facts(kernels: Mapping[str, Kernels], *, past_only: bool) -> list[di
         near = (lags.abs() <= reach) & ((lags <= 0) if past_only else True)
         values = values[:, near].float()
         band = torch.stack([values.mean(-1), values.quantile(0.25, dim=-1), values.quantile(0.75, dim=-1)])
-        facts.append({"name": name, "first": int(lags[near][0]), "heads": len(values), "band": packed(band, "<f4")})
+        labels = labels_of(name, len(values), names)
+        facts.append({"name": name, "first": int(lags[near][0]), "labels": labels, "band": packed(band, "<f4")})
     return facts
 
 

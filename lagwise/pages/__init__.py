@@ -88,12 +88,18 @@ def cell(value: float | None, text: str) -> str:
     return f'<td data-value="{"" if value is None or not math.isfinite(value) else value!r}">{escape(text)}</td>'
 
 
-def html_table(headers: Sequence[str], body: str, mark: str, plain: Sequence[str] = ()) -> str:
-    """Returns a table whose headers are buttons that sort it, but for the plain ones."""
+def html_table(headers: Sequence[str], body: str, mark: str, *, label: str, plain: Sequence[str] = ()) -> str:
+    """Returns a table whose headers are buttons that sort it, but for the plain ones; it scrolls in a box of its own."""
     heads = "".join(
         f'<th scope="col">{escape(name)}</th>'
         if name in plain
         else f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>'
         for name in headers
     )
-    return f'<div class="wide"><table class="sorts" {mark}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f'<table class="sorts" {mark}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
+    return scroll_box(table, label)
+
+
+def scroll_box(content: str, label: str) -> str:
+    """Returns a box in which what is wide scrolls, by keys too."""
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{escape(label)}">{content}</div>'

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch
 
 from lagwise import pages
 from lagwise.bench.plot import COLOURS
-from lagwise.pages import cell, definitions, html_table
+from lagwise.lens.labels import head_labels
+from lagwise.pages import cell, definitions, html_table, scroll_box
 from lagwise.train.compare import failure_of
+from lagwise.train.config import Config
 from lagwise.train.league import (
     Difference,
     Estimate,
@@ -144,19 +147,30 @@ def priors(group: Group) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in group.runs:
         seed, run = first_seed(group, name)
-        learned = [prior_facts(each) for each in run.priors or () if "reason" not in each]
+        learned = [prior_facts(each, run.config) for each in run.priors or () if "reason" not in each]
         if learned:
             found[name] = {"seed": seed, "learned": learned}
     return found
 
 
-def prior_facts(stored: dict[str, Any]) -> dict[str, Any]:
+def prior_facts(stored: dict[str, Any], config: Config) -> dict[str, Any]:
     """Returns what the page draws of an encoding of a model: a row for each head."""
-    facts = {"name": stored["name"], "first": stored["first"]}
+    names = head_labels(len(stored["kernel"] if "kernel" in stored else stored["bias"]), layers_of(stored["name"], config))
+    facts = {"name": stored["name"], "first": stored["first"], "names": names}
     if "kernel" in stored:
         return {**facts, "what": "kernel: the factor of the content, mean over channels", "rows": stored["kernel"]}
     bias = torch.tensor([[-math.inf if each is None else each for each in row] for row in stored["bias"]], dtype=torch.float64)
     return {**facts, "what": "prior probability", "rows": bias.softmax(-1).tolist()}
+
+
+def layers_of(encoding: str, config: Config) -> Sequence[int]:
+    """Returns the layers of a stack that an encoding acts on: that which holds it, or all.
+
+    >>> [list(layers_of(name, Config("adding"))) for name in ("encoder.layers.1.attention.encoding", "encoder.encoding")]
+    [[1], [0, 1]]
+    """
+    own = re.search(r"\blayers\.(\d+)\.", encoding)
+    return range(config.layers) if own is None or config.tied else [int(own[1])]
 
 
 def without_prior(group: Group) -> str:
@@ -418,6 +432,11 @@ def in_words(fields: dict[str, Any]) -> dict[str, str]:
     return {name: shown(value) for name, value in fields.items()}
 
 
+DIFFERENCES = """<table data-differences><thead><tr><th scope="col">encoding</th><th scope="col">difference</th>
+<th scope="col">95 % interval</th><th scope="col">seeds</th><th scope="col">in words</th></tr></thead>
+<tbody></tbody></table>"""
+
+
 def section(group: Group, number: int) -> str:
     """Returns the part of the page for one group of runs; the page's scripts fill what has `data-` marks."""
     rows = rows_of(group)
@@ -450,9 +469,7 @@ def section(group: Group, number: int) -> str:
 <h3>Differences within seeds</h3>
 <p><label>Test {escape(group.metric)} minus that of <select data-baseline>{names}</select></label> with the same seed, so with the
 same data in the same order. Each interval is for one pair by itself: of twenty without a cause, one leaves zero out.</p>
-<div class="wide"><table data-differences><thead><tr><th scope="col">encoding</th><th scope="col">difference</th>
-<th scope="col">95 % interval</th><th scope="col">seeds</th><th scope="col">in words</th></tr></thead>
-<tbody></tbody></table></div>
+{scroll_box(DIFFERENCES, "Differences")}
 {curves_part}
 <h3>Priors</h3>
 <p>Where each head looks before it reads: the attention of its position bias alone, by lag.</p>
@@ -473,7 +490,7 @@ def league_table(group: Group, rows: Sequence[Row]) -> str:
     ]  # fmt: skip
     ends = [each for row in rows for each in bounds(row.test) if math.isfinite(each)] or [0.0, 1.0]
     body = "".join(league_row(row, min(ends), max(ends)) for row in rows)
-    return html_table(headers, body, "data-league", plain=("interval",))
+    return html_table(headers, body, "data-league", label="League", plain=("interval",))
 
 
 def bounds(found: Estimate) -> tuple[float, float]:
@@ -524,6 +541,5 @@ def lengths_table(group: Group, rows: Sequence[Row]) -> str:
             reasons += [] if isinstance(found, Estimate) else [f"{row.encoding} at {length:,}: {found}"]
         body += f'<tr><th scope="row">{escape(row.encoding)}</th>{cells}</tr>'
     told = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
-    return f"<h3>Test {escape(group.metric)} at other lengths</h3>{html_table(headers, body, 'data-lengths')}" + (
-        f"<ul>{told}</ul>" if told else ""
-    )
+    table = html_table(headers, body, "data-lengths", label="Other lengths")
+    return f"<h3>Test {escape(group.metric)} at other lengths</h3>{table}" + (f"<ul>{told}</ul>" if told else "")
