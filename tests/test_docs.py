@@ -56,6 +56,32 @@ def test_links_lead_somewhere(page):
             assert not section or section in sections(path), f"{target}#{section} in {page.name}"
 
 
+def on_an_index(words: str) -> str:
+    """Returns the README as an index of packages shows it, without the files beside it."""
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11, which reads pyproject.toml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    assert hook["fragments"][0] == {"path": "README.md"}
+    for each in hook["substitutions"]:
+        words = re.sub(each["pattern"], each["replacement"], words)
+    return words
+
+
+def test_the_readme_of_an_index_has_no_links_that_lead_nowhere():
+    readme, code = (ROOT / "README.md").read_text(), re.compile(r"```.*?```", flags=re.DOTALL)
+    shown = on_an_index(readme)
+    assert not re.findall(r"\]\((?!https?:)", shown)
+    assert code.findall(shown) == code.findall(readme)
+    links = "![a picture](docs/a.png), [`t5`](docs/t5.md#x), [GLUE](https://gluebenchmark.com)"
+    assert on_an_index(links) == "a picture, `t5`, [GLUE](https://gluebenchmark.com)"
+
+
+def test_authors_and_version_are_the_same_everywhere():
+    project, citation = (ROOT / "pyproject.toml").read_text(), (ROOT / "CITATION.cff").read_text()
+    assert 'authors = [{ name = "Lagwise contributors" }]' in project and 'name: "Lagwise contributors"' in citation
+    assert f"version: {lagwise.__version__}\n" in citation
+
+
 def test_every_encoding_has_a_page_with_its_options(encoding_name):
     page = (ROOT / "docs" / "encodings" / f"{encoding_name}.md").read_text()
     for section in SECTIONS:
