@@ -1,6 +1,7 @@
 """The figures of the lens show the arrays that they are given, on labelled axes, without colours that matter."""
 
 import io
+import itertools
 import math
 
 import pytest
@@ -57,6 +58,10 @@ def test_priors_have_a_panel_for_each_head_with_its_peak():
     assert_drawn(figure)
     named = plots.prior_by_lag(found.lags, found.probability, layers=[2])
     assert named.axes[5].get_title().startswith("layer 2 · head 5: ")
+    shared = plots.prior_by_lag(found.lags, found.probability, layers=range(12))
+    assert_drawn(shared)
+    titles = [panel.title.get_window_extent() for panel in shared.axes[:4]]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))
     with pytest.raises(ValueError, match="names must be one for each of 6 heads, but are 1"):
         plots.prior_by_lag(found.lags, found.probability, ["first"])
 

@@ -8,6 +8,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,9 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 DARK, LIGHT, MAP = "0.1", "0.6", "Greys"
 COLUMNS = 4
 """The most panels beside each other."""
+
+TITLE_LETTERS = 36
+"""Letters of a line of a panel's title."""
 
 DIRECTIONS = ("past", "future")
 
@@ -52,7 +56,7 @@ def prior_by_lag(
         place = int(row.argmax())
         lag, peak = int(lags[place]), float(row[place])
         panel.plot([lag], [peak], marker="o", color=DARK, markersize=5, fillstyle="none", linestyle="none")
-        panel.set_title(f"{panel.get_title()}: {peak:.3g} at lag {lag}", fontsize=9)
+        panel.set_title(fill(f"{panel.get_title()}: {peak:.3g} at lag {lag}", TITLE_LETTERS), fontsize=9)
     return figure
 
 
