@@ -339,7 +339,7 @@ def edges_section(before: Mapping[str, Edges]) -> str:
         f"slices.{moved}"
     )
     table = scroll_box("<table data-edges-table></table>", "Edges of buckets")
-    numbers = f"<details><summary>The edges of this head as numbers</summary>{table}</details>"
+    numbers = f"<details><summary>These edges as numbers</summary>{table}</details>"
     return drawn("edges", "Edges of buckets", words) + numbers
 
 
