@@ -516,6 +516,13 @@ def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
     assert tab.locator("[data-scatter] circle").count() == 3
 
 
+def test_a_finger_that_taps_reads_a_chart(opened, runs):
+    tab = opened(report.page(runs, ""))
+    box = tab.locator("[data-curves] svg").bounding_box()
+    tab.locator("[data-curves] svg").dispatch_event("pointerdown", {"clientX": box["x"] + 60, "clientY": box["y"] + 50})
+    assert told(tab, "values")[0] == "Step 10:"
+
+
 CHARTS = ["curves", "priors", "scatter"]
 
 
