@@ -3,24 +3,42 @@
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.encodings import Encoding, nearest
-from lagwise.encodings.base import require_sizes
+from lagwise.encodings import Encoding
+from lagwise.errors import (
+    FLOATS,
+    INTEGERS,
+    LARGEST,
+    counted,
+    is_number,
+    is_pair,
+    is_whole,
+    refuse,
+    refuse_keywords,
+    require,
+    require_beside,
+    require_choice,
+    require_probability,
+    require_range,
+    require_seed,
+    require_sizes,
+    require_switches,
+    require_tensor,
+    shown,
+)
 from lagwise.impl import far, operators, support
 from lagwise.impl.dense import dense
 from lagwise.impl.lowering import lower
 from lagwise.impl.split import is_plain, near_band
 from lagwise.lags import LagTable, reachable_lags
 from lagwise.terms import Terms
-
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
 # the keys outnumber the tables' lags by a factor, which a GPU's launches raise: less for vectors where there is much to compute.
@@ -43,6 +61,43 @@ class Choice(NamedTuple):
     why: str
 
 
+class Options(TypedDict, total=False):
+    """The options of `attention`, which says what they mean, for the types of its calls."""
+
+    causal: bool
+    lengths: Int[Tensor, " batch"] | None
+    key_mask: Bool[Tensor, "batch keys"] | None
+    cu_seqlens: Int[Tensor, " ends"] | None
+    max_seqlen: int | None
+    window: tuple[int, int] | None
+    query_start: int | Int[Tensor, "*batch"]
+    scale: float | None
+    dropout: float
+    seed: Int[Tensor, ""] | None
+    impl: str
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None = None, *, return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Float[Tensor, "batch heads queries value_dim"]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None = None, *, return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None = None, *, return_lse: bool,
+    **options: Unpack[Options],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
 def attention(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
@@ -61,7 +116,8 @@ def attention(
     seed: Int[Tensor, ""] | None = None,
     return_lse: bool = False,
     impl: str = "auto",
-) -> Any:
+    **unknown: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Computes softmax attention with a position encoding.
 
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
@@ -98,6 +154,8 @@ def attention(
     >>> lagwise.attention(q, k, v, lagwise.make("t5", heads=8), causal=False).shape
     torch.Size([1, 8, 100, 64])
     """
+    refuse_keywords(unknown, attention)
+    require_switches(causal=causal, return_lse=return_lse)
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
     check_longest(cu_seqlens, max_seqlen)
@@ -138,6 +196,7 @@ def which_impl(
     causal: bool = False, lengths: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None, window: tuple[int, int] | None = None, query_start: int | Tensor = 0,
     scale: float | None = None, dropout: float = 0.0, seed: Tensor | None = None, return_lse: bool = False, impl: str = "auto",
+    **unknown: Any,
 ) -> Choice:  # fmt: skip
     """Says which implementation `attention` takes for the same arguments, and why.
 
@@ -146,6 +205,8 @@ def which_impl(
     >>> lagwise.which_impl(q, k, v, lagwise.make("t5", heads=8)).impl
     'split'
     """
+    refuse_keywords(unknown, which_impl)
+    require_switches(causal=causal, return_lse=return_lse)
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, window, query_start, scale, dropout, seed)
     check_longest(cu_seqlens, max_seqlen)
@@ -183,10 +244,10 @@ def relative_only(encoding: Encoding | Terms | None) -> Encoding | Terms:
     if isinstance(encoding, Terms):
         return encoding
     if not isinstance(encoding, Encoding):
-        raise ValueError(
-            f"encoding must be an Encoding, Terms or None, but is {encoding!r}"
-            + (f": make it with lagwise.make({encoding!r}, ...)" if isinstance(encoding, str) else "")
-        )
+        hint = f": make it with lagwise.make({encoding!r}, ...)" if isinstance(encoding, str) else ""
+        if isinstance(encoding, Tensor):
+            hint = ": a mask of keys is key_mask=, and a bias is one of the lag, Terms(bias=LagTable(...))"
+        raise ValueError(f"encoding must be an Encoding, Terms or None, but is {shown(encoding)}{hint}")
     if encoding.absolute:
         raise ValueError(
             f"encoding {type(encoding).__name__} is absolute: it acts on the model's input, not on attention. Call its "
@@ -217,9 +278,7 @@ def choose(
         query_start=query_start, dropout=dropout,
     )  # fmt: skip
     if impl != "auto":
-        if impl not in support.IMPLEMENTATIONS:
-            known = ("auto", *support.IMPLEMENTATIONS)
-            raise ValueError(f"impl must be one of {', '.join(known)}, but is {impl!r}{nearest(impl, known)}")
+        require_choice("impl", impl, ("auto", *support.IMPLEMENTATIONS))
         reason = support.refusal(impl, asked)
         if reason is not None:
             raise ValueError(f"impl={impl!r} cannot do this: {reason}. impl='auto' takes one that can")
@@ -253,11 +312,6 @@ def choose(
     if k.shape[2] < needed:
         return Choice(otherwise, f"{keys} keys are fewer than {pays}")
     return Choice("split", f"{keys} keys are at least {pays}")
-
-
-def counted(size: int) -> str:
-    """Returns a size in words; while compiling not its number, for which alone the compiled program would then be."""
-    return "so many" if torch.compiler.is_compiling() else str(size)
 
 
 def exported(needed: int, otherwise: str) -> Choice:
@@ -329,34 +383,27 @@ def check_call(
     """Raises for arguments that do not fit together, and returns the scale."""
     check_shapes(q, k, v)
     check_masks(q, k, lengths, key_mask, cu_seqlens, window, query_start)
-    check_dropout(dropout)
+    require_probability("dropout", dropout)
+    require_seed(seed)
     if seed is not None:
-        if not isinstance(seed, Tensor):
-            raise ValueError(f"seed must be a tensor with one integer, torch.tensor(7, device=q.device), but is {seed!r}")
-        require_tensor("seed", seed, (), torch.int64, torch.int32)
-        if seed.device != q.device:
-            raise ValueError(
-                f"seed must be on {q.device}, where q is, but is on {seed.device}: torch.tensor(7, device=q.device), say"
-            )
-    largest = torch.finfo(torch.promote_types(q.dtype, torch.float32)).max
-    # Comparisons, because a compiler may have a symbol for the number. Those of NaN are false.
-    if scale is not None and not (isinstance(scale, int | float) and -largest <= scale <= largest):
-        raise ValueError(f"scale must be a finite number, at most {largest:.2g} beside {q.dtype}, or None, but is {scale!r}")
-    return q.shape[-1] ** -0.5 if scale is None else scale
+        require_beside("seed", seed, "q", q.device)
+    return check_scale(scale, q.shape[-1], q.dtype)
 
 
-def check_dropout(dropout: float) -> float:
-    """Returns a probability of dropping, which must leave something."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
-    return dropout
+def check_scale(scale: float | None, width: int, dtype: torch.dtype = torch.float64) -> float:
+    """Returns the factor of the content product, by default that of a width; sums of a dtype must be able to hold it."""
+    if scale is None:
+        return width**-0.5
+    largest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    if not is_number(scale) or not -largest <= scale <= largest:
+        refuse("scale", f"a finite number of at most {largest:.3g}, or None", scale)
+    return scale
 
 
 def check_window(window: tuple[int, int] | None) -> tuple[int, int] | None:
     """Returns a window, which must be two numbers of lags."""
-    pair = isinstance(window, tuple | list) and len(window) == 2
-    if window is not None and not (pair and all(isinstance(lags, int) and lags >= 0 for lags in window)):
-        raise ValueError(f"window must be (left, right), two numbers of lags of at least 0, but is {window}")
+    if window is not None and not (is_pair(window, is_whole) and window[0] >= 0 and window[1] >= 0):
+        refuse("window", "(left, right), two numbers of lags of at least 0", window)
     return window
 
 
@@ -364,10 +411,10 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises for tensors that do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise ValueError(f"{name} must be a tensor [batch, heads, time, dim], but is {type(x).__name__}")
+            refuse(name, "a tensor [batch, heads, time, dim]", x)
         if x.ndim != 4:
             raise ValueError(f"{name} must be [batch, heads, time, dim], but has shape {tuple(x.shape)}")
-        if x.dtype not in DTYPES:
+        if x.dtype not in FLOATS:
             raise ValueError(f"{name} must be float64, float32, float16 or bfloat16, but is {x.dtype}")
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(
@@ -391,19 +438,23 @@ def check_masks(
 ) -> None:  # fmt: skip
     """Raises for options that do not fit the tensors."""
     batch, keys = k.shape[0], k.shape[2]
-    check_keys(batch, keys, lengths, key_mask)
+    check_keys(batch, keys, lengths, key_mask, k.device)
     check_window(window)
     if isinstance(query_start, Tensor):
-        if query_start.dtype not in (torch.int64, torch.int32):
+        if query_start.dtype not in INTEGERS:
             raise ValueError(f"query_start must be int64 or int32, but is {query_start.dtype}")
         if query_start.ndim > 1 or (query_start.ndim == 1 and query_start.shape[0] != batch):
             raise ValueError(
                 f"query_start must be a number, or a tensor with one or with {batch} (the batch), "
                 f"but has shape {tuple(query_start.shape)}"
             )
+        if query_start.ndim == 1:
+            require_beside("query_start", query_start, "k", k.device)
         require_range("query_start", query_start, 0, keys)
-    elif not isinstance(query_start, int | torch.SymInt):
-        raise ValueError(f"query_start must be a whole number or a tensor of them, but is {query_start!r}")
+    elif not is_whole(query_start):
+        refuse("query_start", "a whole number or a tensor of them", query_start)
+    elif not -LARGEST <= query_start <= LARGEST:
+        refuse("query_start", f"a whole number from {-LARGEST} to {LARGEST}", query_start)
     if cu_seqlens is not None:
         if batch != 1 or q.shape[2] != keys:
             raise ValueError(
@@ -416,40 +467,31 @@ def check_masks(
         if isinstance(query_start, Tensor) or query_start != 0:
             raise ValueError("query_start cannot be combined with cu_seqlens, where positions start with each sequence")
         check_ends(cu_seqlens, keys)
+        require_beside("cu_seqlens", cu_seqlens, "k", k.device)
 
 
-def check_keys(batch: int, keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> None:
+def check_keys(batch: int, keys: int, lengths: Tensor | None, key_mask: Tensor | None, device: torch.device) -> None:
     """Raises for masks that do not fit the keys."""
     if lengths is not None:
-        require_tensor("lengths", lengths, (batch,), torch.int64, torch.int32)
+        require_tensor("lengths", lengths, (batch,), *INTEGERS)
+        require_beside("lengths", lengths, "k", device)
         require_range("lengths", lengths, 0, keys)
     if key_mask is not None:
         require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
-
-
-def require_tensor(name: str, x: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name} must be a tensor of shape {shape}, but is {x!r}")
-    if tuple(x.shape) != shape or x.dtype not in dtypes:
-        words = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"{name} must be {words} of shape {shape}, but is {x.dtype} of shape {tuple(x.shape)}")
-
-
-def require_range(name: str, x: Tensor, low: int, high: int) -> None:
-    require(((x >= low) & (x <= high)).all(), f"{name} must be between {low} and {high}", x)
+        require_beside("key_mask", key_mask, "k", device)
 
 
 def check_ends(cu_seqlens: Tensor, keys: int) -> None:
     """Raises for ends of packed sequences that do not fit the time axis."""
     if not isinstance(cu_seqlens, Tensor):
-        raise ValueError(f"cu_seqlens must be a tensor of integers, [sequences + 1], but is {cu_seqlens!r}")
-    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+        refuse("cu_seqlens", "a tensor of integers, [sequences + 1]", cu_seqlens)
+    if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in INTEGERS:
         raise ValueError(
             "cu_seqlens must be a tensor of integers, [sequences + 1], "
             f"but is {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}"
         )
     right = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == keys) & (cu_seqlens.diff() >= 0).all()
-    require(right, f"cu_seqlens must start with 0, never fall, and end with the time axis, {keys}", cu_seqlens)
+    require(right, f"cu_seqlens must start with 0, never fall, and end with the time axis, {counted(keys)}", cu_seqlens)
 
 
 def check_longest(cu_seqlens: Tensor | None, max_seqlen: int | None) -> None:
@@ -461,21 +503,6 @@ def check_longest(cu_seqlens: Tensor | None, max_seqlen: int | None) -> None:
     require_sizes(max_seqlen=max_seqlen)
     fits = (cu_seqlens.diff() <= max_seqlen).all()
     require(fits, f"cu_seqlens must have no sequence longer than max_seqlen={max_seqlen}", cu_seqlens)
-
-
-def require(condition: Tensor, message: str, x: Tensor) -> None:
-    """Raises unless a condition on the values of x holds: on the CPU at once, on a GPU without waiting, by a device assertion.
-
-    Values that a transform of `torch.func` hides, or that the meta device has not, cannot be looked at.
-    """
-    if torch.compiler.is_compiling():
-        torch.ops.aten._assert_async.msg(condition, message)
-    elif x.is_meta or _functorch.is_functorch_wrapped_tensor(x):
-        return
-    elif x.device.type != "cpu":
-        torch.ops.aten._assert_async.msg(condition, message)
-    elif not condition:
-        raise ValueError(f"{message}, but is {x.tolist()}")
 
 
 def check_terms(terms: Terms, q: Tensor, v: Tensor) -> None:

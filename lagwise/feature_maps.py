@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise.encodings import nearest
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import nearest, require_first_seed, require_sizes, shown
 
 
 class FeatureMap(nn.Module, ABC):
@@ -95,6 +94,7 @@ class Favor(FeatureMap):
         """Draws another projection: that of a seed, or by default a fresh one from the default generator."""
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
+        require_first_seed(seed)
         features, width = self.projection.shape
         self.projection.copy_(orthogonal_gaussian(features, width, seed))
 
@@ -137,10 +137,10 @@ def named(feature_map: FeatureMap | str, width: int, device: torch.device) -> Fe
     """Returns a feature map that is given by name, always the same one; "favor" has the projection of seed 0."""
     if isinstance(feature_map, FeatureMap):
         return feature_map
-    if feature_map not in FEATURE_MAPS:
+    if not isinstance(feature_map, str) or feature_map not in FEATURE_MAPS:
         raise ValueError(
             f"feature_map must be a FeatureMap or one of {', '.join(FEATURE_MAPS)}, "
-            f"but is {feature_map!r}{nearest(feature_map, FEATURE_MAPS)}"
+            f"but is {shown(feature_map)}{nearest(feature_map, FEATURE_MAPS)}"
         )
     return _made(feature_map, width if feature_map == "favor" else None, device)
 

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lagwise.errors import is_pair, is_whole, refuse, require_numbers_in
+
 
 @dataclass(frozen=True)
 class LagTable:
@@ -32,21 +34,22 @@ class LagTable:
     slopes: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None
 
     def __post_init__(self):
+        require_numbers_in("values", self.values, "[heads, lags] or [heads, lags, channels]")
+        if not is_whole(self.first):
+            refuse("first", "a whole number, the lag of the first column", self.first)
         shape = self.values.shape
         if len(shape) not in (2, 3):
             raise ValueError(f"values must be [heads, lags] or [heads, lags, channels], but has shape {tuple(shape)}")
-        if shape[1] == 0:
-            raise ValueError("values must have at least one lag, but has none")
-        if not self.values.is_floating_point():
-            raise ValueError(f"values must be floating-point numbers, but are {self.values.dtype}")
+        if 0 in shape:
+            raise ValueError(f"values must have at least one head, lag and channel, but has shape {tuple(shape)}")
         if self.slopes is not None:
             if len(shape) != 2:
                 raise ValueError(
                     "slopes need a table of scalars, values [heads, lags]: only `bias` may have them, "
                     f"but values has shape {tuple(shape)}"
                 )
-            if len(self.slopes) != 2:
-                raise ValueError(f"slopes must be two, of the past and of the future, but are {len(self.slopes)}")
+            if not is_pair(self.slopes, lambda slope: isinstance(slope, Tensor) and slope.is_floating_point()):
+                refuse("slopes", "two tensors of floating-point numbers, of the past and of the future", self.slopes)
             for side, slope in zip(("past", "future"), self.slopes, strict=True):
                 if slope.shape != shape[:1]:
                     raise ValueError(

@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from lagwise.errors import refuse, require_switches
 from lagwise.lags import LagTable
 
 Transform: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -29,6 +30,11 @@ class FeatureTransform:
     function: Transform
     numerator_only: bool = False
     softmax_inputs: bool = False
+
+    def __post_init__(self):
+        if not callable(self.function):
+            refuse("function", "a function of (phi_q, phi_k, q_positions, k_positions)", self.function)
+        require_switches(numerator_only=self.numerator_only, softmax_inputs=self.softmax_inputs)
 
 
 TABLES = ("bias", "gain", "query", "key", "value")
@@ -69,11 +75,15 @@ class Terms:
             if table is None:
                 continue
             if not isinstance(table, LagTable):
-                raise ValueError(f"{name} must be a LagTable or None, but is {type(table).__name__}")
+                refuse(name, "a LagTable or None", table)
             rank = 2 if name == "bias" else 3
             if table.values.ndim != rank:
                 shape = "[heads, lags]" if name == "bias" else "[heads, lags, channels]"
                 raise ValueError(f"{name} must be a table {shape}, but its values have shape {tuple(table.values.shape)}")
+        if self.transform is not None and not callable(self.transform):
+            refuse("transform", "a function of (q, k, q_positions, k_positions) or None", self.transform)
+        if self.features is not None and not isinstance(self.features, FeatureTransform):
+            refuse("features", "a FeatureTransform or None", self.features)
         if self.gain is not None and self.gain.values.shape[2] > 1 and self.transform is not None:
             raise ValueError(
                 "a gain per channel cannot be combined with a transform, whose outputs have other channels than q: "

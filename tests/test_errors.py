@@ -278,7 +278,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         for name in ("t5", "t5-free", "at5", "at5-free")
         for option in ({}, {"window": (3, 1)})
     },
-    "q no tensor": (tensors(q=[1.0]), "q must be a tensor [batch, heads, time, dim], but is list"),
+    "q no tensor": (tensors(q=[1.0]), "q must be a tensor [batch, heads, time, dim], but is [1.0]"),
     "window of one number": (tensors(window=3), "window must be (left, right), two numbers of lags of at least 0, but is 3"),
     "window of fractions": (
         tensors(window=(1.5, 2)),
@@ -322,7 +322,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "seed elsewhere": (
         tensors(dropout=0.5, seed=torch.tensor(7, device="meta")),
-        "seed must be on cpu, where q is, but is on meta: torch.tensor(7, device=q.device), say",
+        "seed must be on cpu, where q is, but is on meta",
     ),
     "scale nan": (tensors(scale=math.nan), "scale must be a finite number or None, but is nan"),
     "scale word": (tensors(scale="1"), "scale must be a finite number or None, but is '1'"),
@@ -401,7 +401,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: LagTable(zeros(1, 3, 2, 2), 0),
         "values must be [heads, lags] or [heads, lags, channels], but has shape (1, 3, 2, 2)",
     ),
-    "table without lags": (lambda: LagTable(zeros(4, 0), 0), "values must have at least one lag, but has none"),
+    "table without lags": (
+        lambda: LagTable(zeros(4, 0), 0),
+        "values must have at least one head, lag and channel, but has shape (4, 0)",
+    ),
     "past slope of other heads": (
         lambda: LagTable(zeros(4, 3), 0, (zeros(3), zeros(4))),
         "the past slope must have one number per head, shape (4,), but has shape (3,)",
@@ -446,11 +449,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: lagwise.make("rotery"),
         "unknown encoding 'rotery': did you mean 'rotary'? ... There are: none, ",
     ),
-    "encoding in capitals": (lambda: lagwise.make("T5", heads=4), "unknown encoding 'T5': did you mean 't5'?"),
     "encoding like no other": (lambda: lagwise.make("zzzz"), "unknown encoding 'zzzz'. There are: none, "),
     "no switch": (
         lambda: lagwise.make("sine-spe", heads=2, head_dim=8, fixed="no"),
-        "fixed of encoding 'sine-spe' must be True or False (true or false on the command line), but is 'no'",
+        "fixed must be True or False (true or false on the command line), but is 'no'",
     ),
     "unknown option": (
         lambda: lagwise.make("t5", heads=4, bucket=3),
@@ -473,7 +475,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no buckets": (
         lambda: lagwise.T5(heads=4, buckets=0),
-        "buckets must be at least 4, two for each direction, but is 0",
+        "buckets must be a whole number of at least 1, but is 0",
     ),
     "too few buckets of the past": (
         lambda: lagwise.T5(heads=4, buckets=1, causal=True),
@@ -485,12 +487,12 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "max_lag inside the exact buckets of the past": (
         lambda: lagwise.T5(heads=4, max_lag=-1, causal=True),
-        "max_lag must be larger than 16 ... bucket of their own with buckets=32, but is -1",
+        "max_lag must be a whole number of at least 1, but is -1",
     ),
     **{
         f"negative max_lag of {name}": (
             lambda name=name: lagwise.make(name, heads=4, head_dim=8, max_lag=-2),
-            "max_lag must be at least 0, but is -2",
+            "max_lag must be a whole number of at least 0, but is -2",
         )
         for name in ("t5-free", "at5", "at5-free", "shaw", "huang1", "huang2", "huang3", "huang4")
     },
@@ -506,8 +508,8 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: AT5(heads=4, slopes=(10.0, 1.0)),
         "slopes must be two finite numbers, the lower one first, but is (10.0, 1.0)",
     ),
-    "reach of nothing": (lambda: AT5(heads=4, reach=0), "reach must be a positive number of lags, but is 0"),
-    "negative reach": (lambda: AT5(heads=4, reach=-512), "reach must be a positive number of lags, but is -512"),
+    "reach of nothing": (lambda: AT5(heads=4, reach=0), "reach must be a positive number, but is 0"),
+    "negative reach": (lambda: AT5(heads=4, reach=-512), "reach must be a positive number, but is -512"),
     **{
         f"{mistake} of {name}": (lambda name=name, option=option: lagwise.make(name, heads=4, **option), message)
         for name in ("at5", "at5-free")
@@ -517,7 +519,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
             ("unknown activation", {"activation": "gelu"}, "activation must be one of relu, sigmoid, but is 'gelu'"),
         )
     },
-    "unknown kind": (lambda: lagwise.Kerple(heads=4, kind="exp"), "kind must be 'log' or 'power', but is 'exp'"),
+    "unknown kind": (lambda: lagwise.Kerple(heads=4, kind="exp"), "kind must be one of log, power, but is 'exp'"),
     **{
         f"lags of the future of {name}": (
             lambda name=name: make_encoding(name, causal=True).terms(-3, 2, scale=1.0),
@@ -600,7 +602,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Decoder(DIM, layers=2, heads=4, kv_heads=8),
         "heads must be a multiple of kv_heads, but heads=4 and kv_heads=8",
     ),
-    "unknown norm": (lambda: Encoder(DIM, layers=2, heads=4, norm="rms"), "norm must be 'pre' or 'post', but is 'rms'"),
+    "unknown norm": (lambda: Encoder(DIM, layers=2, heads=4, norm="rms"), "norm must be one of pre, post, but is 'rms'"),
     "unknown activation": (
         lambda: Layer(DIM, heads=4, activation="silu"),
         "activation must be one of gelu, relu, but is 'silu'",
@@ -680,7 +682,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "slopes of three": (
         lambda: LagTable(zeros(4, 3), 0, (zeros(4),) * 3),
-        "slopes must be two, of the past and of the future, but are 3",
+        "slopes must be two tensors of floating-point numbers, of the past and of the future, but is (tensor(",
     ),
     "table of integers": (
         lambda: LagTable(zeros(4, 3, dtype=torch.int64), 0),
@@ -689,7 +691,10 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     "tables of other heads": (lambda: table(4) + table(3), "but their values have shapes (4, 3) and (3, 3)"),
     "tables of other channels": (lambda: table(4, 8) + table(4, 1), "but their values have shapes (4, 3, 8) and (4, 3, 1)"),
     "product of other channels": (lambda: table(4, 8) * table(4, 5), "but their values have shapes (4, 3, 8) and (4, 3, 5)"),
-    "bias tensor": (lambda: Terms(bias=zeros(4, 3)), "bias must be a LagTable or None, but is Tensor"),
+    "bias tensor": (
+        lambda: Terms(bias=zeros(4, 3)),
+        "bias must be a LagTable or None, but is a tensor of torch.float32 and shape (4, 3)",
+    ),
     "no heads": (lambda: lagwise.T5(heads=0), "heads must be a whole number of at least 1, but is 0"),
     "no alibi heads": (lambda: lagwise.ALiBi(heads=0), "heads must be a whole number of at least 1, but is 0"),
     "no width": (lambda: lagwise.Rotary(head_dim=0), "head_dim must be a whole number of at least 1, but is 0"),
@@ -709,19 +714,19 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: lagwise.ConvSPE(heads=2, head_dim=8, kernel_size=0),
         "kernel_size must be a whole number of at least 1, but is 0",
     ),
-    "widths": (lambda: AT5(heads=2, widths=(1, 2, 3)), "widths must be two numbers of at least 1, but is (1, 2, 3)"),
+    "widths": (lambda: AT5(heads=2, widths=(1, 2, 3)), "widths must be two whole numbers of at least 1, but is (1, 2, 3)"),
     "std": (lambda: AT5(heads=2, std=0.0), "std must be a positive number, but is 0.0"),
     "slopes": (
         lambda: AT5(heads=2, slopes=(1, 2, 3)),
         "slopes must be two finite numbers, the lower one first, but is (1, 2, 3)",
     ),
-    "max_lag": (lambda: lagwise.T5Free(heads=2, max_lag=2.5), "max_lag must be at least 0, but is 2.5"),
+    "max_lag": (lambda: lagwise.T5Free(heads=2, max_lag=2.5), "max_lag must be a whole number of at least 0, but is 2.5"),
     "kv_heads": (
         lambda: RelativeAttention(DIM, heads=4, kv_heads=0),
-        "heads must be a multiple of kv_heads, but heads=4 and kv_heads=0",
+        "kv_heads must be a whole number of at least 1, but is 0",
     ),
-    "nn heads": (lambda: RelativeAttention(DIM, heads=0), "heads must be at least 1, but is 0"),
-    "layers": (lambda: Encoder(DIM, layers=0, heads=4), "layers must be at least 1, but is 0"),
+    "nn heads": (lambda: RelativeAttention(DIM, heads=0), "heads must be a whole number of at least 1, but is 0"),
+    "layers": (lambda: Encoder(DIM, layers=0, heads=4), "layers must be a whole number of at least 1, but is 0"),
     "x width": (
         lambda: Encoder(DIM, layers=1, heads=4)(zeros(2, 6, 31)),
         "x must be [batch, time, 32], but has shape (2, 6, 31)",
@@ -733,7 +738,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "encoding": (
         lambda: RelativeAttention(DIM, heads=4, encoding=3),
-        "encoding must be an Encoding, the name of one or None, but is int",
+        "encoding must be an Encoding, the name of one or None, but is 3",
     ),
     "encoding terms": (
         lambda: Encoder(DIM, layers=1, heads=4, encoding=Terms()),
@@ -761,7 +766,7 @@ MADE: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "kind of attention": (
         lambda: Encoder(DIM, layers=1, heads=4, attention="linaer"),
-        "attention must be 'softmax' or 'linear', but is 'linaer'",
+        "attention must be one of softmax, linear, but is 'linaer': did you mean 'linear'?",
     ),
     "feature map of softmax attention": (
         lambda: Encoder(DIM, layers=1, heads=4, feature_map="relu"),

@@ -523,7 +523,7 @@ BAD = {
     "a wrong option": (dict(buckets=3), "buckets must be at least 4"),
     "an option that no config holds": (dict(buckets=torch.int64), "options must be numbers, words and lists"),
     "absolute": (dict(absolute="drop"), "absolute must be one of remove, keep, fade, but is 'drop'"),
-    "attention": (dict(attention="flash"), "attention must be 'softmax' or 'linear', but is 'flash'"),
+    "attention": (dict(attention="flash"), "attention must be one of softmax, linear, but is 'flash'"),
     "per_layer": (dict(per_layer="gate"), "per_layer must be True or False, but is 'gate'"),
     "a map without linear attention": (dict(feature_map="relu"), "feature_map belongs to linear attention"),
     "an unknown map": (dict(attention="linear", feature_map="gelu"), "feature_map must be the name of one.* but is 'gelu'"),

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lagwise.encodings.base import Absolute, Encoding, require_sizes
+from lagwise.encodings.base import Absolute, Encoding
+from lagwise.errors import INTEGERS, is_number, refuse, require_even, require_numbers_in, require_sizes
 from lagwise.terms import Terms
 
 
@@ -45,8 +46,7 @@ class Sinusoidal(Absolute):
         self.dim = require_even("dim", dim)
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"x must have width dim={self.dim}, but has shape {tuple(x.shape)}")
+        check_embed(x, positions, self.dim)
         angles = positions[..., None] * inverse_frequencies(self.dim, x.device)
         return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x.dtype)
 
@@ -70,14 +70,13 @@ class Learned(Absolute):
     def __init__(self, *, dim: int, length: int = 512, std: float = 0.02):
         super().__init__()
         require_sizes(dim=dim, length=length)
+        if not is_number(std) or std < 0:
+            refuse("std", "a number of at least 0", std)
         self.weight = nn.Parameter(torch.empty(length, dim).normal_(std=std))
 
     def embed(self, x: Float[Tensor, "batch time dim"], positions: Int[Tensor, "*batch time"]) -> Tensor:
         length, dim = self.weight.shape
-        if x.shape[-1] != dim:
-            raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
-        if positions.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"positions must be int64 or int32, but are {positions.dtype}")
+        check_embed(x, positions, dim)
         check_positions(positions, 0, length - 1, self._refusal, wait=not self.training)
         return x + nn.functional.embedding(positions, self.weight)
 
@@ -98,6 +97,21 @@ class Learned(Absolute):
 def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -> Float[Tensor, " half"]:
     """Returns `base^(-2c / dim)` for c = 0 .. dim / 2 - 1, in float64, so that far positions keep their phase."""
     return base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+
+
+def check_embed(x: Tensor, positions: Tensor, dim: int) -> None:
+    """Raises for an input, or for positions, that an absolute encoding cannot add to each other."""
+    require_numbers_in("x", x, f"[batch, time, {dim}]")
+    if x.ndim < 2 or x.shape[-1] != dim:
+        raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
+    if not isinstance(positions, Tensor):
+        refuse("positions", "a tensor [time] or [batch, time]", positions)
+    if positions.dtype not in INTEGERS:
+        raise ValueError(f"positions must be int64 or int32, but are {positions.dtype}")
+    if positions.ndim not in (1, 2) or positions.shape[-1] != x.shape[-2]:
+        raise ValueError(
+            f"positions must be [time] or [batch, time] for the {x.shape[-2]} tokens of x, but has shape {tuple(positions.shape)}"
+        )
 
 
 def check_positions(positions: Tensor, first: int, last: int, words: Callable[[int], str], *, wait: bool) -> None:
@@ -122,11 +136,3 @@ def check_positions(positions: Tensor, first: int, last: int, words: Callable[[i
     for found in (int(high), int(low)):
         if not first <= found <= last:
             raise ValueError(words(found))
-
-
-def require_even(name: str, size: int) -> int:
-    """Returns a size that must be even, because sines and cosines come in pairs."""
-    require_sizes(**{name: size})
-    if size % 2:
-        raise ValueError(f"{name} must be even, since sines and cosines come in pairs, but is {size}")
-    return size

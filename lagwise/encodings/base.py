@@ -1,12 +1,28 @@
 """The interface of an encoding, and the sum of two."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lagwise.errors import require_lags, require_numbers, require_seed
 from lagwise.terms import Terms
+
+
+def checked(make_terms: Callable[..., Terms]) -> Callable[..., Terms]:
+    """Returns a method that makes terms, which refuses bad arguments first."""
+
+    @wraps(make_terms)
+    def terms(self: "Encoding", first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
+        require_lags(first, last)
+        require_numbers(scale=scale)
+        require_seed(seed)
+        return make_terms(self, first, last, scale=scale, seed=seed)
+
+    return terms
 
 
 class Encoding(nn.Module, ABC):
@@ -24,6 +40,13 @@ class Encoding(nn.Module, ABC):
 
     random: bool = False
     """Whether `terms` draws random numbers: a seed is drawn for those encodings alone."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Lets every encoding, a user's own included, check what it is asked for before it answers."""
+        super().__init_subclass__(**options)
+        for name in ("terms", "linear_terms"):
+            if name in vars(cls):
+                setattr(cls, name, checked(vars(cls)[name]))
 
     @abstractmethod
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -97,26 +120,3 @@ class Sum(Encoding):
     def make_neutral(self) -> bool:
         # Not `and`: a part that can be neutral becomes so, whatever the other one is.
         return all([self.left.make_neutral(), self.right.make_neutral()])
-
-
-def require_sizes(**sizes: int) -> None:
-    """Raises for a size that is no whole number of at least 1."""
-    for name, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, but is {size!r}")
-
-
-def require_lag(max_lag: int) -> int:
-    """Returns the lag at which a table ends, which must not be negative."""
-    if not isinstance(max_lag, int) or max_lag < 0:
-        raise ValueError(f"max_lag must be at least 0, but is {max_lag}")
-    return max_lag
-
-
-def require_past_only(encoding: Encoding, last: int) -> None:
-    """Raises for a table of the past alone that is asked for future lags."""
-    if last > 0:
-        raise ValueError(
-            f"{type(encoding).__name__}(causal=True) has no values for the future, but lags up to {last} were asked for: "
-            "call attention with causal=True, or make the encoding with causal=False"
-        )

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lagwise.errors import require_sizes, require_switches
+
 
 def t5_bucket(lags: Int[Tensor, "*shape"], buckets: int, max_lag: int, causal: bool) -> Int[Tensor, "*shape"]:
     """Returns the bucket of each lag.
@@ -40,6 +42,8 @@ def near_lags(buckets: int, max_lag: int, causal: bool) -> Int[Tensor, " lags"]:
 
 def check_buckets(buckets: int, max_lag: int, causal: bool) -> None:
     """Raises for sizes with which the rule is not defined."""
+    require_switches(causal=causal)
+    require_sizes(buckets=buckets, max_lag=max_lag)
     directions = 1 if causal else 2
     if buckets < 2 * directions:
         raise ValueError(f"buckets must be at least {2 * directions}, two for each direction, but is {buckets}")

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from lagwise.encodings.absolute import check_positions, inverse_frequencies, require_even
+from lagwise.encodings.absolute import check_positions, inverse_frequencies
 from lagwise.encodings.base import Encoding
+from lagwise.errors import require_even, require_positive, require_switches
 from lagwise.impl.rotation import turn
 from lagwise.terms import FeatureTransform, Terms
 
@@ -34,6 +35,7 @@ class Rotary(Encoding):
     def __init__(self, *, head_dim: int, base: float = 10000.0, interleaved: bool = True):
         super().__init__()
         require_positive(base=base)
+        require_switches(interleaved=interleaved)
         self.head_dim, self.base, self.interleaved = require_even("head_dim", head_dim), base, interleaved
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -126,13 +128,6 @@ def check_width(x: Tensor, head_dim: int) -> None:
         raise ValueError(
             f"q and k must have the width that the encoding was made for, head_dim={head_dim}, but have {x.shape[-1]}"
         )
-
-
-def require_positive(**numbers: float) -> None:
-    """Raises for a number that is not finite and above 0."""
-    for name, number in numbers.items():
-        if not 0.0 < number < math.inf:
-            raise ValueError(f"{name} must be a positive number, but is {number}")
 
 
 def per_head(positions: Tensor) -> Tensor:

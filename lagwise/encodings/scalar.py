@@ -8,13 +8,31 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding, require_lag, require_past_only, require_sizes
+from lagwise.encodings.absolute import inverse_frequencies
+from lagwise.encodings.base import Encoding
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.errors import (
+    is_number,
+    is_pair,
+    is_whole,
+    refuse,
+    require_choice,
+    require_even,
+    require_lag,
+    require_numbers_in,
+    require_past_only,
+    require_positive,
+    require_probability,
+    require_sizes,
+    require_switches,
+)
 from lagwise.impl.operators import without_autocast
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
+
+# Of T5 and of nearly all its relatives.
+USUAL_BUCKETS = 32
 
 ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid}
 
@@ -51,13 +69,25 @@ class T5(Encoding):
         self.register_buffer("bucket", bucket, persistent=False)
 
     @classmethod
-    def from_weight(cls, weight: Float[Tensor, "buckets heads"], *, max_lag: int = 128, causal: bool = False) -> "T5":
+    def from_weight(
+        cls,
+        weight: Float[Tensor, "buckets heads"],
+        *,
+        heads: int | None = None,
+        buckets: int | None = None,
+        max_lag: int = 128,
+        causal: bool = False,
+    ) -> "T5":
         """Makes the encoding from the weight of a Hugging Face `relative_attention_bias`, [buckets, heads].
+
+        A weight that is turned around has a legal shape too. With `heads` or `buckets` given it is refused, and without them
+        it is if it has 32 columns and not 32 rows, since nearly every model has 32 buckets.
 
         >>> T5.from_weight(torch.randn(32, 12)).weight.shape
         torch.Size([12, 32])
         """
-        encoding = cls(heads=weight.shape[1], buckets=weight.shape[0], max_lag=max_lag, causal=causal)
+        rows, columns = checked_weight(weight, heads, buckets)
+        encoding = cls(heads=columns, buckets=rows, max_lag=max_lag, causal=causal)
         encoding.weight.data = weight.detach().T.clone()
         return encoding
 
@@ -71,6 +101,25 @@ class T5(Encoding):
     def make_neutral(self) -> bool:
         nn.init.zeros_(self.weight)
         return True
+
+
+def checked_weight(weight: Tensor, heads: int | None, buckets: int | None) -> tuple[int, int]:
+    """Returns the shape of a weight, [buckets, heads], and raises where it has another, as far as that can be told."""
+    require_numbers_in("weight", weight, "[buckets, heads]")
+    shape = tuple(weight.shape)
+    if len(shape) != 2:
+        raise ValueError(f"weight must be [buckets, heads], but has shape {shape}")
+    for name, axis, expected in (("buckets", 0, buckets), ("heads", 1, heads)):
+        if expected is not None:
+            require_sizes(**{name: expected})
+            if shape[axis] != expected:
+                raise ValueError(f"weight must be [buckets, heads] with {name}={expected}, but has shape {shape}")
+    if heads is None and buckets is None and shape[1] == USUAL_BUCKETS != shape[0]:
+        raise ValueError(
+            f"weight must be [buckets, heads], but its shape {shape} looks like [heads, buckets]: pass weight.T, "
+            f"or buckets={shape[0]} if that is meant"
+        )
+    return shape
 
 
 class T5Free(Encoding):
@@ -90,6 +139,7 @@ class T5Free(Encoding):
     def __init__(self, *, heads: int, max_lag: int = 128, causal: bool = False):
         super().__init__()
         require_sizes(heads=heads)
+        require_switches(causal=causal)
         self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.zeros(heads, max_lag + 1 if causal else 2 * max_lag + 1))
 
@@ -144,12 +194,12 @@ class AT5(Encoding):
     ):
         super().__init__()
         require_sizes(heads=heads)
-        if len(slopes) != 2 or not (math.isfinite(slopes[0]) and math.isfinite(slopes[1]) and slopes[0] <= slopes[1]):
-            raise ValueError(f"slopes must be two finite numbers, the lower one first, but is {slopes}")
+        require_switches(causal=causal)
+        if not is_pair(slopes, is_number) or slopes[0] > slopes[1]:
+            refuse("slopes", "two finite numbers, the lower one first", slopes)
         self.max_lag, self.causal = None if max_lag is None else require_lag(max_lag), causal
         self.reach = (max_lag or 512) if reach is None else reach
-        if self.reach <= 0:
-            raise ValueError(f"reach must be a positive number of lags, but is {reach}")
+        require_positive(reach=self.reach)
         # Directions are ordered past, future.
         directions = 1 if causal else 2
         self.slope = nn.Parameter(torch.empty(directions, heads).uniform_(*slopes))
@@ -222,6 +272,7 @@ class AT5Free(Encoding):
     ):
         super().__init__()
         require_sizes(heads=heads)
+        require_switches(causal=causal)
         self.max_lag, self.causal = require_lag(max_lag), causal
         self.weight = nn.Parameter(torch.empty(heads, max_lag + 1 if causal else 2 * max_lag + 1).normal_())
         self.readout = Readout(1, heads, widths, activation, dropout, std)
@@ -242,14 +293,11 @@ class Readout(nn.Module):
 
     def __init__(self, directions: int, heads: int, widths: tuple[int, int], activation: str, dropout: float, std: float):
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be at least 0 and less than 1, but is {dropout}")
-        if len(widths) != 2 or min(widths) < 1:
-            raise ValueError(f"widths must be two numbers of at least 1, but is {widths}")
-        if not (math.isfinite(std) and std > 0.0):
-            raise ValueError(f"std must be a positive number, but is {std}")
+        require_choice("activation", activation, ACTIVATIONS)
+        require_probability("dropout", dropout)
+        if not is_pair(widths, is_whole) or min(widths) < 1:
+            refuse("widths", "two whole numbers of at least 1", widths)
+        require_positive(std=std)
         a, b = widths
 
         def weight(*shape: int) -> nn.Parameter:
@@ -377,8 +425,7 @@ class Kerple(Encoding):
     def __init__(self, *, heads: int, kind: Literal["log", "power"] = "log"):
         super().__init__()
         require_sizes(heads=heads)
-        if kind not in ("log", "power"):
-            raise ValueError(f"kind must be 'log' or 'power', but is {kind!r}")
+        require_choice("kind", kind, ("log", "power"))
         self.kind = kind
         self.p = nn.Parameter(torch.empty(heads).uniform_(0.0, 2.0))
         self.a = nn.Parameter(torch.empty(heads).uniform_(0.0, 1.0))
@@ -412,7 +459,7 @@ class Sandwich(Encoding):
 
     def __init__(self, *, heads: int, head_dim: int):
         super().__init__()
-        require_sizes(heads=heads, head_dim=head_dim)
+        require_sizes(heads=heads)
         self.head_dim = require_even("head_dim", head_dim)
         self.register_buffer("weight", heads / (8.0 * torch.arange(1, heads + 1)), persistent=False)
 

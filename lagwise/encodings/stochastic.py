@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise.encodings.base import Encoding, require_sizes
+from lagwise.encodings.base import Encoding
+from lagwise.errors import refuse, require_lags, require_numbers, require_sizes, require_switches
 from lagwise.impl.codes import Filters, Recipe, Waves, features
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
@@ -37,6 +38,7 @@ class StochasticEncoding(Encoding):
     def __init__(self, *, heads: int, head_dim: int, realizations: int, gated: bool, fixed: bool):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim, realizations=realizations)
+        require_switches(gated=gated, fixed=fixed)
         self.heads, self.head_dim, self.realizations = heads, head_dim, realizations
         self.gate = nn.Parameter(torch.randn(heads, head_dim)) if gated else None
         self.random = not fixed
@@ -71,6 +73,8 @@ class StochasticEncoding(Encoding):
 
     def exact_terms(self, first: int, last: int, *, scale: float) -> Terms:
         """Returns the expected kernel as a `gain` table: what `terms` estimates, exactly and in quadratic time."""
+        require_lags(first, last)
+        require_numbers(scale=scale)
         values, first = self.kernel(first, last)
         if self.gate is not None:
             delta = torch.sigmoid(self.gate)[:, None]
@@ -163,9 +167,9 @@ class ConvSPE(StochasticEncoding):
     ):  # fmt: skip
         super().__init__(heads=heads, head_dim=head_dim, realizations=realizations, gated=gated, fixed=fixed)
         if not isinstance(grid, tuple | list):
-            raise ValueError(f"grid must be the extents of all axes but the first, (columns,) for an image, but is {grid!r}")
+            refuse("grid", "the extents of all axes but the first, (columns,) for an image", grid)
         self.grid = tuple(grid)
-        sizes = (kernel_size,) * (len(self.grid) + 1) if isinstance(kernel_size, int) else tuple(kernel_size)
+        sizes = kernel_size if isinstance(kernel_size, tuple | list) else (kernel_size,) * (len(self.grid) + 1)
         if len(sizes) != len(self.grid) + 1:
             raise ValueError(
                 f"kernel_size must have one number per axis, {len(self.grid) + 1} with grid={self.grid}, but is {kernel_size}"

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise.encodings.absolute import inverse_frequencies, require_even
-from lagwise.encodings.base import Encoding, require_lag, require_sizes
+from lagwise.encodings.absolute import inverse_frequencies
+from lagwise.encodings.base import Encoding
+from lagwise.errors import require_even, require_lag, require_numbers_in, require_sizes, require_switches
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -33,6 +34,7 @@ class Shaw(Encoding):
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, values: bool = True, per_head: bool = False):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim)
+        require_switches(values=values, per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.keys = vectors(heads if per_head else 1, max_lag, head_dim)
         self.values = vectors(heads if per_head else 1, max_lag, head_dim) if values else None
@@ -46,10 +48,11 @@ class Shaw(Encoding):
         >>> Shaw.from_tables(torch.randn(33, 64), heads=8).max_lag
         16
         """
-        encoding = cls(heads=heads, head_dim=keys.shape[1], max_lag=table_end("keys", keys), values=values is not None)
+        max_lag = table_end("keys", keys)
+        encoding = cls(heads=heads, head_dim=keys.shape[1], max_lag=max_lag, values=values is not None)
         encoding.keys.data = keys.detach().clone()[None]
         if values is not None:
-            if values.shape != keys.shape:
+            if table_end("values", values) != max_lag or values.shape != keys.shape:
                 raise ValueError(f"values must have the shape of keys, {tuple(keys.shape)}, but has {tuple(values.shape)}")
             encoding.values.data = values.detach().clone()[None]  # pyright: ignore[reportOptionalMemberAccess]
         return encoding
@@ -61,6 +64,7 @@ class Shaw(Encoding):
         >>> Shaw.from_distance_embedding(torch.randn(1023, 64), heads=12).max_lag
         511
         """
+        table_end("weight", weight)
         return cls.from_tables(weight.flip(0), heads=heads)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
@@ -92,6 +96,7 @@ class HuangM1(Encoding):
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
         require_sizes(heads=heads)
+        require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
 
@@ -124,6 +129,7 @@ class HuangM2(Encoding):
     def __init__(self, *, heads: int, max_lag: int = 128, per_head: bool = True):
         super().__init__()
         require_sizes(heads=heads)
+        require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1))
 
@@ -155,6 +161,7 @@ class HuangM3(Encoding):
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim)
+        require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, 2 * max_lag + 1, head_dim))
 
@@ -187,6 +194,7 @@ class HuangM4(Encoding):
     def __init__(self, *, heads: int, head_dim: int, max_lag: int = 128, per_head: bool = False):
         super().__init__()
         require_sizes(heads=heads, head_dim=head_dim)
+        require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = vectors(heads if per_head else 1, max_lag, head_dim)
 
@@ -197,7 +205,8 @@ class HuangM4(Encoding):
         >>> HuangM4.from_distance_embedding(torch.randn(1023, 64), heads=12).max_lag
         511
         """
-        encoding = cls(heads=heads, head_dim=weight.shape[1], max_lag=table_end("weight", weight))
+        max_lag = table_end("weight", weight)
+        encoding = cls(heads=heads, head_dim=weight.shape[1], max_lag=max_lag)
         encoding.weight.data = weight.detach().flip(0)[None]
         return encoding
 
@@ -259,6 +268,7 @@ def vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:
 
 def table_end(name: str, table: Tensor) -> int:
     """Returns the last lag of a table of vectors that has one row per lag and is centred on lag 0."""
+    require_numbers_in(name, table, "[2 max_lag + 1, head_dim]")
     if table.ndim != 2 or table.shape[0] % 2 == 0:
         raise ValueError(f"{name} must be [2 max_lag + 1, head_dim], but has shape {tuple(table.shape)}")
     return table.shape[0] // 2

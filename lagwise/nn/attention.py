@@ -3,7 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +11,20 @@ from torch import Tensor, nn
 
 from lagwise import feature_maps, noise
 from lagwise.attention import attention as softmax_attention
-from lagwise.attention import check_dropout, check_keys, check_longest, check_window
-from lagwise.encodings import ENCODINGS, Encoding, make, options_of
+from lagwise.attention import check_keys, check_longest, check_scale, check_window
+from lagwise.encodings import Encoding, canonical_name, make, options_of
+from lagwise.errors import (
+    refuse,
+    refuse_keywords,
+    require_choice,
+    require_numbers_in,
+    require_probability,
+    require_seed,
+    require_sizes,
+    require_switches,
+)
 from lagwise.feature_maps import Favor, FeatureMap
+from lagwise.impl import support
 from lagwise.impl.operators import without_autocast
 from lagwise.lags import reachable_lags
 from lagwise.linear import check_tables, linear_attention, prefill, recall, step, summary, visible_keys
@@ -66,14 +77,18 @@ class RelativeAttention(nn.Module):
         attention: Literal["softmax", "linear"] = "softmax",
         feature_map: FeatureMap | str | None = None,
         content_dim: int | None = None,
+        **unknown: Any,
     ):
         super().__init__()
+        refuse_keywords(unknown, RelativeAttention)
+        require_switches(causal=causal, bias=bias)
         self.head_dim = width_of_head(dim, heads, head_dim)
         self.dim, self.heads, self.kv_heads = dim, heads, heads if kv_heads is None else kv_heads
-        if self.kv_heads < 1 or heads % self.kv_heads:
+        require_sizes(kv_heads=self.kv_heads)
+        if heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads, but heads={heads} and kv_heads={kv_heads}")
-        self.causal, self.window, self.dropout, self.impl = causal, check_window(window), check_dropout(dropout), impl
-        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.causal, self.window, self.impl = causal, check_window(window), impl
+        self.dropout, self.scale = require_probability("dropout", dropout), check_scale(scale, self.head_dim)
         self.encoding = named(encoding, dim=dim, heads=heads, head_dim=self.head_dim, causal=causal)
         check_encoding(self.encoding, attention)
         if self.encoding is not None and self.encoding.absolute:
@@ -82,11 +97,15 @@ class RelativeAttention(nn.Module):
                 "or Decoder, or call its `embed` on the input"
             )
         self.feature_map: FeatureMap | None = None
+        if content_dim is not None:
+            require_sizes(content_dim=content_dim)
         if attention == "linear":
             width = content_width(self.encoding, heads, self.head_dim) if content_dim is None else content_dim
             self.feature_map = self._linear_map(feature_map, width)
         elif feature_map is not None:
             raise ValueError(f"feature_map belongs to linear attention, but attention is {attention!r}: pass attention='linear'")
+        else:
+            require_choice("impl", impl, ("auto", *support.IMPLEMENTATIONS))
         self.q = nn.Linear(dim, heads * self.head_dim, bias=bias)
         self.k = nn.Linear(dim, self.kv_heads * self.head_dim, bias=bias)
         self.v = nn.Linear(dim, self.kv_heads * self.head_dim, bias=bias)
@@ -119,27 +138,16 @@ class RelativeAttention(nn.Module):
             max_seqlen: The most tokens of one of them, see `lagwise.attention`.
             seed: Where random numbers start; drawn afresh in training unless given.
         """
-        for name, given in (("x", x), ("context", context)):
-            if given is not None and (given.ndim != 3 or given.shape[2] != self.dim):
-                raise ValueError(f"{name} must be [batch, time, {self.dim}], but has shape {tuple(given.shape)}")
-        if cache is not None and cu_seqlens is not None:
-            raise ValueError("cu_seqlens cannot be combined with a cache, which holds one sequence per row")
-        if cache is not None and not isinstance(cache, type(self.new_cache())):
-            raise ValueError(
-                f"cache must be a {type(self.new_cache()).__name__} in this attention, but is a {type(cache).__name__}: "
-                "take it from new_cache()"
-            )
-        if (
-            cache is not None
-            and context is not None
-            and (self.encoding is not None or terms is not None or self.window or self.causal)
-        ):
-            raise ValueError(
-                "cache cannot be combined with a context in attention with positions (encoding, terms, causal or window): "
-                "it does not know where the queries of later calls stand"
-            )
-        if isinstance(cache, LinearCache) and context is None and not self.causal:
-            raise ValueError("cache needs causal=True in linear attention, whose state goes from token to token")
+        check_input("x", x, self.dim)
+        if context is not None:
+            check_input("context", context, self.dim)
+        if terms is not None and not isinstance(terms, Terms):
+            refuse("terms", "Terms or None", terms)
+        if cache is not None:
+            if cu_seqlens is not None:
+                raise ValueError("cu_seqlens cannot be combined with a cache, which holds one sequence per row")
+            self._check_cache(cache, len(x), across=context is not None, positions=self.encoding is not None or terms is not None)
+        require_seed(seed)
         if seed is None:
             seed = noise.draw_seed(self.training, x.device)
         q = self._split(self.q(x), self.heads)
@@ -155,7 +163,7 @@ class RelativeAttention(nn.Module):
             )
             terms = Terms() if self.encoding is None else self.terms_of(self.encoding, first, last, seed)
         if isinstance(cache, LinearCache):
-            check_keys(len(x), keys, lengths, key_mask)
+            check_keys(len(x), keys, lengths, key_mask, x.device)
             visible = visible_keys(keys, lengths, key_mask)
             out = self._through_state(q, k, v, terms, cache, None if visible is None else visible[:, start:])
             return self.out(out.transpose(1, 2).flatten(2))
@@ -175,6 +183,10 @@ class RelativeAttention(nn.Module):
             )  # fmt: skip
         return self.out(out.transpose(1, 2).flatten(2))
 
+    if TYPE_CHECKING:
+        # A module's own annotation makes every call Any.
+        __call__ = forward
+
     def new_cache(self) -> LayerCache:
         """Returns an empty cache for one generation."""
         return Cache() if self.feature_map is None else LinearCache()
@@ -184,6 +196,25 @@ class RelativeAttention(nn.Module):
         terms = encoding.terms if self.feature_map is None else encoding.linear_terms
         with without_autocast(seed):
             return terms(first, last, scale=self.scale, seed=seed)
+
+    def _check_cache(self, cache: LayerCache, batch: int, *, across: bool, positions: bool) -> None:
+        """Raises for a cache that does not fit; `across` means a context, `positions` that there are terms of positions."""
+        own = type(self.new_cache())
+        if not isinstance(cache, own):
+            raise ValueError(
+                f"cache must be a {own.__name__} in this attention, but is a {type(cache).__name__}: take it from new_cache()"
+            )
+        if cache.batch not in (None, batch):
+            raise ValueError(
+                f"cache must have the batch of x, {batch}, but has {cache.batch}: take new_cache(), or choose its rows by select"
+            )
+        if across and (positions or self.window or self.causal):
+            raise ValueError(
+                "cache cannot be combined with a context in attention with positions (encoding, terms, causal or window): "
+                "it does not know where the queries of later calls stand"
+            )
+        if isinstance(cache, LinearCache) and not across and not self.causal:
+            raise ValueError("cache needs causal=True in linear attention, whose state goes from token to token")
 
     def _linear_map(self, feature_map: FeatureMap | str | None, width: int) -> FeatureMap:
         """Returns the feature map, and raises for options that linear attention does not have."""
@@ -256,17 +287,16 @@ class RelativeAttention(nn.Module):
 def named(encoding: Encoding | str | None, *, dim: int, heads: int, head_dim: int, causal: bool) -> Encoding | None:
     """Makes an encoding that is given by name; one that has a `causal` form takes it in a causal model."""
     if encoding is not None and not isinstance(encoding, Encoding | str):
-        raise ValueError(f"encoding must be an Encoding, the name of one or None, but is {type(encoding).__name__}")
+        refuse("encoding", "an Encoding, the name of one or None", encoding)
     if not isinstance(encoding, str):
         return encoding
-    options = {"causal": True} if causal and encoding in ENCODINGS and "causal" in options_of(encoding) else {}
+    options = {"causal": True} if causal and "causal" in options_of(canonical_name(encoding)) else {}
     return make(encoding, dim=dim, heads=heads, head_dim=head_dim, **options)
 
 
 def check_encoding(encoding: Encoding | None, attention: str) -> None:
     """Raises for an unknown kind of attention, and for an encoding that it cannot use."""
-    if attention not in ("softmax", "linear"):
-        raise ValueError(f"attention must be 'softmax' or 'linear', but is {attention!r}")
+    require_choice("attention", attention, ("softmax", "linear"))
     if attention == "softmax" and encoding is not None and encoding.linear_only:
         raise ValueError(
             f"encoding {type(encoding).__name__} acts on the features of linear attention, which softmax attention does not "
@@ -303,11 +333,17 @@ def own_map(feature_map: FeatureMap | str, width: int) -> FeatureMap:
 
 def width_of_head(dim: int, heads: int, head_dim: int | None) -> int:
     """Returns the width of a head, which must divide the width of the model unless it is given."""
-    for name, size in (("dim", dim), ("heads", heads), ("head_dim", head_dim)):
-        if size is not None and size < 1:
-            raise ValueError(f"{name} must be at least 1, but is {size}")
+    require_sizes(dim=dim, heads=heads)
     if head_dim is not None:
+        require_sizes(head_dim=head_dim)
         return head_dim
     if dim % heads:
         raise ValueError(f"dim must be a multiple of heads, but dim={dim} and heads={heads}: or pass head_dim")
     return dim // heads
+
+
+def check_input(name: str, x: Tensor, dim: int) -> None:
+    """Raises for anything but a tensor of tokens of a width."""
+    require_numbers_in(name, x, f"[batch, time, {dim}]")
+    if x.ndim != 3 or x.shape[2] != dim:
+        raise ValueError(f"{name} must be [batch, time, {dim}], but has shape {tuple(x.shape)}")

@@ -27,6 +27,11 @@ class Cache:
         """The number of keys so far."""
         return 0 if self.v is None else self.v.shape[2]
 
+    @property
+    def batch(self) -> int | None:
+        """The number of rows, None before the first key."""
+        return None if self.v is None else self.v.shape[0]
+
     def append(self, k: Tensor, v: Tensor, raw_k: Tensor | None) -> None:
         """Adds the keys and values of new tokens."""
         self.k, self.v, self.raw_k = (
@@ -52,6 +57,11 @@ class LinearCache:
     def length(self) -> int:
         """The number of keys so far."""
         return 0 if self.state is None else self.state.length
+
+    @property
+    def batch(self) -> int | None:
+        """The number of rows, None before the first key."""
+        return None if self.state is None else self.state.kv.shape[0]
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keeps these rows of the batch, in this order, as beam search needs it."""

@@ -1,12 +1,13 @@
 """A transformer layer."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lagwise import noise
 from lagwise.encodings import Encoding
+from lagwise.errors import keywords_of, refuse_keywords, require_choice, require_probability, require_sizes, require_switches
 from lagwise.nn.attention import RelativeAttention
 from lagwise.nn.caches import LayerCache
 from lagwise.noise import Stream
@@ -53,14 +54,18 @@ class Layer(nn.Module):
         causal: bool = False,
         window: tuple[int, int] | None = None,
         content_dim: int | None = None,
-        **options,
+        **options: Any,
     ):
         super().__init__()
-        if norm not in ("pre", "post"):
-            raise ValueError(f"norm must be 'pre' or 'post', but is {norm!r}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, but is {activation!r}")
+        refuse_keywords(options.keys() - keywords_of(RelativeAttention), Layer, RelativeAttention)
+        require_sizes(dim=dim)
+        require_switches(cross=cross)
+        require_choice("norm", norm, ("pre", "post"))
+        require_choice("activation", activation, ACTIVATIONS)
+        require_probability("dropout", dropout)
+        require_probability("attention_dropout", attention_dropout)
         hidden = 4 * dim if hidden is None else hidden
+        require_sizes(hidden=hidden)
         self.norm = norm
         self.attention = RelativeAttention(
             dim, heads=heads, encoding=encoding, causal=causal, window=window, dropout=attention_dropout,
@@ -114,6 +119,10 @@ class Layer(nn.Module):
 
             x = self._part(x, self.cross_norm, attend_context)
         return self._part(x, self.feed_norm, self.feed)
+
+    if TYPE_CHECKING:
+        # A module's own annotation makes every call Any.
+        __call__ = forward
 
     def _part(self, x: Tensor, norm: nn.LayerNorm, part) -> Tensor:
         if self.norm == "pre":

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from lagwise import noise
 from lagwise.attention import check_ends, check_longest
 from lagwise.encodings import Encoding, NoEncoding, StochasticEncoding
+from lagwise.errors import keywords_of, refuse, refuse_keywords, require_sizes, require_switches
 from lagwise.feature_maps import Favor, FeatureMap
 from lagwise.lags import reachable_lags
-from lagwise.nn.attention import check_encoding, content_width, named, width_of_head
+from lagwise.nn.attention import RelativeAttention, check_encoding, check_input, content_width, named, width_of_head
 from lagwise.nn.caches import DecoderCache, LayerCache
 from lagwise.nn.layer import Layer
 from lagwise.noise import Stream
@@ -40,11 +41,15 @@ class Stack(nn.Module):
         attention: Literal["softmax", "linear"],
         feature_map: FeatureMap | str | None,
         tied: bool,
-        **options,
+        **options: Any,
     ):
         super().__init__()
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, but is {layers}")
+        handed_on = (Layer, RelativeAttention)
+        refuse_keywords(options.keys() - keywords_of(*handed_on), type(self), *handed_on)
+        require_sizes(layers=layers)
+        require_switches(causal=causal, tied=tied)
+        if not isinstance(per_layer, bool) and per_layer != "gate":
+            refuse("per_layer", "False, True or 'gate'", per_layer)
         if tied and not (per_layer is False and (encoding is None or isinstance(encoding, Encoding | str))):
             raise ValueError("tied layers share one encoding: leave per_layer out, and pass one encoding or its name")
         self.dim, self.causal, self.depth = dim, causal, layers
@@ -52,8 +57,6 @@ class Stack(nn.Module):
         width = width_of_head(dim, heads, head_dim)
         own: list[Encoding | None] = [None] * layers
         shared: Encoding | None = None
-        if per_layer not in (False, True, "gate"):
-            raise ValueError(f"per_layer must be False, True or 'gate', but is {per_layer!r}")
         if per_layer == "gate":
             if not isinstance(encoding, Encoding | str):
                 raise ValueError(f"per_layer='gate' needs one encoding or its name, but encoding is {type(encoding).__name__}")
@@ -106,10 +109,9 @@ class Stack(nn.Module):
         max_seqlen: int | None,
         caches: list[LayerCache] | None,
         cross_caches: list[LayerCache] | None,
-        **options,
+        **options: Any,
     ) -> Tensor:
-        if x.ndim != 3 or x.shape[2] != self.dim:
-            raise ValueError(f"x must be [batch, time, {self.dim}], but has shape {tuple(x.shape)}")
+        check_input("x", x, self.dim)
         if caches is not None and len(caches) != self.depth:
             raise ValueError(f"cache must come from this stack's new_cache(), for {self.depth} layers, but has {len(caches)}")
         start = 0 if caches is None else caches[0].length
@@ -177,7 +179,7 @@ class Encoder(Stack):
         attention: Literal["softmax", "linear"] = "softmax",
         feature_map: FeatureMap | str | None = None,
         tied: bool = False,
-        **options,
+        **options: Any,
     ):
         super().__init__(
             dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=causal, norm=norm,
@@ -197,6 +199,10 @@ class Encoder(Stack):
         return self._run(
             x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, caches=None, cross_caches=None, lengths=lengths, key_mask=key_mask
         )
+
+    if TYPE_CHECKING:
+        # A module's own annotation makes every call Any.
+        __call__ = forward
 
 
 class Decoder(Stack):
@@ -242,7 +248,7 @@ class Decoder(Stack):
         attention: Literal["softmax", "linear"] = "softmax",
         feature_map: FeatureMap | str | None = None,
         tied: bool = False,
-        **options,
+        **options: Any,
     ):
         super().__init__(
             dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=True, norm=norm,
@@ -269,12 +275,18 @@ class Decoder(Stack):
         context_mask: Bool[Tensor, "batch keys"] | None = None,
     ) -> Float[Tensor, "batch time dim"]:
         """Decodes x, which follows what is in the cache; masks are those of `lagwise.attention`, the cached keys included."""
+        if cache is not None and not isinstance(cache, DecoderCache):
+            refuse("cache", "a DecoderCache, from new_cache()", cache)
         return self._run(
             x, context=context, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
             caches=None if cache is None else cache.self_attention,
             cross_caches=cache.cross_attention if cache is not None and self.cross else None,
             lengths=lengths, key_mask=key_mask, context_lengths=context_lengths, context_mask=context_mask,
         )  # fmt: skip
+
+    if TYPE_CHECKING:
+        # A module's own annotation makes every call Any.
+        __call__ = forward
 
 
 def with_gates(encoding: Encoding | None, layers: int) -> list[Encoding | None]:

@@ -1,6 +1,6 @@
 """Tasks to train and compare encodings on, by name."""
 
-from lagwise.encodings import nearest
+from lagwise.errors import nearest
 from lagwise.tasks.artificial import Adding, Process50, Reber
 from lagwise.tasks.base import Batch, Examples, Facts, Sequences, Split, Task, Tensors
 from lagwise.tasks.glue import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb, Wnli

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanSquaredError, Metric
 
 from lagwise import noise
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split, Task, Tensors
 from lagwise.tasks.models import Classifier
 from lagwise.train.config import Config

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lagwise.encodings import nearest
+from lagwise.errors import nearest
 
 if TYPE_CHECKING:
     from lagwise.train.config import Config

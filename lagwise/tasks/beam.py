@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 
 
 @dataclass(frozen=True)

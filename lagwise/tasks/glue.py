@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import BinaryF1Score, BinaryMatthewsCorrCoef
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, Batch, Classification, Facts, Sampling, Sequences, Split
 from lagwise.tasks.files import fixed_order, write_whole
 from lagwise.tasks.glue_files import HUB_NAME, Item, Layout, file_items, hub_items

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
 from lagwise.tasks.files import cache_folder, required_file, rows, store
 from lagwise.tasks.lra import largest_rate, presets

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lagwise import noise
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.tasks.corpora import HUB_NAME, read_splits
 from lagwise.tasks.files import cache_folder, store, write_whole

@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.tasks.lm import Perplexity, Rows, position_losses, token_losses
 from lagwise.tasks.midi import (

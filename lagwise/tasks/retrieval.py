@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
 from lagwise.tasks.lra import largest_rate, presets, suited_options

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import lagwise
 from lagwise.encodings import ENCODINGS, NoEncoding
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, filled, fixed_order, from_hub, required_file, rows
 from lagwise.tasks.glue import FIRST_STD, SHARE, Sst2

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from torchmetrics.functional.text import squad
 from torchmetrics.utilities import dim_zero_cat
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.files import write_whole
 from lagwise.tasks.models import encoder_of, sides_of

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.tasks.files import binary_label, file_of, filled, fixed_order, from_hub, required_file, rows
 from lagwise.tasks.lra import largest_rate, presets, suited_options

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 import lagwise
 from lagwise.encodings import ENCODINGS, NoEncoding
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import require_sizes
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.beam import Search, Translation, beam_search
 from lagwise.tasks.files import cache_folder, store, write_whole

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import torch
 
-from lagwise.encodings import ENCODINGS, nearest
+from lagwise.encodings import ENCODINGS
+from lagwise.errors import nearest
 from lagwise.tasks.models import encoder_of
 from lagwise.train import loop
 from lagwise.train.config import Config

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from lagwise.encodings import nearest
-from lagwise.encodings.base import require_sizes
+from lagwise.errors import nearest, require_sizes
 
 Value = Any
 

@@ -13,7 +13,8 @@ from inspect import Parameter
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from lagwise.encodings import nearest, options_of
+from lagwise.encodings import options_of
+from lagwise.errors import nearest
 from lagwise.tasks import task_named
 from lagwise.train.config import FIELDS, Config
 from lagwise.train.loop import make_task

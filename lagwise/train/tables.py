@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from lagwise.encodings import nearest
+from lagwise.errors import nearest
 from lagwise.lens import plots
 from lagwise.lens.results import stored_losses
 from lagwise.train.league import (
