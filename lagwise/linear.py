@@ -1,15 +1,17 @@
 """Linear attention: one call for whole sequences, and a state of constant size for decoding."""
 
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from lagwise.attention import WATCHER, autocast, check_call, check_longest, check_terms, relative_only, seed_of
-from lagwise.encodings import Encoding, nearest
+from lagwise.encodings import Encoding, Sum
+from lagwise.errors import refuse, refuse_keywords, require, require_choice, require_switches
 from lagwise.feature_maps import FeatureMap, named
-from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, State, absorb, advance, chunked, empty, ratio
+from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, Origin, State, absorb, advance, chunked, empty, ratio
 from lagwise.impl.operators import without_autocast
 from lagwise.lags import LagTable, reachable_lags
 from lagwise.terms import Terms
@@ -36,6 +38,7 @@ def linear_attention(
     scale: float | None = None,
     seed: Int[Tensor, ""] | None = None,
     impl: str = "auto",
+    **unknown: Any,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Computes attention whose weights are products of positive features, in time linear in the length.
 
@@ -69,6 +72,8 @@ def linear_attention(
     >>> lagwise.linear_attention(q, k, v, lagwise.make("t5", heads=8), feature_map="relu").shape
     torch.Size([1, 8, 100, 64])
     """
+    refuse_keywords(unknown, linear_attention)
+    require_switches(causal=causal)
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
     check_longest(cu_seqlens, max_seqlen)
@@ -116,9 +121,11 @@ def prefill(
     >>> torch.allclose(out, lagwise.linear_attention(q, k, v, causal=True)[:, :, 99:], atol=1e-4)
     True
     """
-    call, seed, keep = next_call(q, k, v, encoding, 0, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=seed)
+    following = next_call(q, k, v, encoding, 0, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=seed)
+    call = following.call
     with without_autocast(q):
-        return chunked(call).to(q.dtype), absorb(empty(call.keys, seed), call.keys, q.shape[2], call.bias, keep)
+        state = empty(call.keys, following.seed, kept(following.origin))
+        return chunked(call).to(q.dtype), absorb(state, call.keys, q.shape[2], call.bias, following.keep)
 
 
 def step(
@@ -137,12 +144,14 @@ def step(
     The encoding, the feature map and the scale must be those of `prefill`; the seed is the state's. `key_mask` tells about the
     new keys alone.
     """
-    call, _, keep = next_call(
+    require_state(state)
+    following = next_call(
         q, k, v, encoding, state.length, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=state.seed
     )
-    check_state(call, state)
+    check_origin(following.origin, state.origin)
+    check_state(following.call, state)
     with without_autocast(q):
-        out, state = advance(call, state, keep, CHUNK)
+        out, state = advance(following.call, state, following.keep, CHUNK)
     return out.to(q.dtype), state
 
 
@@ -166,7 +175,8 @@ def summary(
     scale = check_call(k, k, v, None, key_mask, None, None, 0, scale, 0.0, None)
     with without_autocast(k):
         call = prepare(k, k, v, Terms(), feature_map, scale=scale, causal=False, key_mask=key_mask)
-        return absorb(empty(call.keys), call.keys, k.shape[2], call.bias, 0)
+        origin = kept(origin_of(None, Terms(), call.feature_map, scale))
+        return absorb(empty(call.keys, origin=origin), call.keys, k.shape[2], call.bias, 0)
 
 
 def recall(
@@ -180,12 +190,14 @@ def recall(
 
     The feature map and the scale must be those of the summary.
     """
+    require_state(state)
     (q,) = autocast(q)
     scale = check_call(q, q, q, None, None, None, None, 0, scale, 0.0, None)
     heads, width = q.shape[1], q.shape[3]
     none = q[:, :, :0]
     watched(q, none, none, Terms(), feature_map=feature_map, scale=scale, causal=False, from_state=True)
     phi = named(feature_map, width, q.device)
+    check_origin(origin_of(None, Terms(), phi, scale), state.origin)
     with without_autocast(q):
         factor = phi.factor(width=width, head_dim=width, scale=scale)
         features = phi.queries(factor * q.to(torch.promote_types(q.dtype, torch.float32)))
@@ -199,11 +211,20 @@ def recall(
         return ratio(features @ kv, features @ mass[..., None]).to(q.dtype)
 
 
+class Following(NamedTuple):
+    """The call of tokens that follow others."""
+
+    call: Call
+    seed: Tensor | None
+    keep: int  # how many keys a state must keep after it
+    origin: Origin
+
+
 def next_call(
     q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None, start: int, *,
     feature_map: FeatureMap | str, scale: float | None, seed: Tensor | None, key_mask: Tensor | None = None,
-) -> tuple[Call, Tensor | None, int]:  # fmt: skip
-    """Returns the call of tokens that follow `start` others, its seed, and how many keys a state must keep after it."""
+) -> Following:  # fmt: skip
+    """Returns the call of tokens that follow `start` others."""
     q, k, v = autocast(q, k, v)
     scale = check_call(q, k, v, None, key_mask, None, None, 0, scale, 0.0, seed)
     check_causal(q, k, True)
@@ -212,10 +233,31 @@ def next_call(
     terms = watched(q, k, v, terms, feature_map=feature_map, scale=scale, causal=True, key_mask=key_mask, from_state=start > 0)
     with without_autocast(q):
         call = prepare(q, k, v, terms, feature_map, scale=scale, causal=True, key_mask=key_mask, start=start)
-    if terms.bias is None:
-        return call, seed, 0
-    # A table that covers the whole sequence may grow with it, so that no key is known to have left it.
-    return call, seed, length if terms.bias.first <= 1 - length else max(0, -terms.bias.first - 1)
+    keep = 0
+    if terms.bias is not None:
+        # A table that covers the whole sequence may grow with it, so that no key is known to have left it.
+        keep = length if terms.bias.first <= 1 - length else max(0, -terms.bias.first - 1)
+    return Following(call, seed, keep, origin_of(encoding, terms, call.feature_map, scale))
+
+
+def origin_of(encoding: Encoding | Terms | None, terms: Terms, feature_map: nn.Module, scale: float) -> Origin:
+    """Returns what later calls are compared with; the tensors of the feature map are its own."""
+    names = *terms.tables(), *(name for name in ("transform", "features") if getattr(terms, name) is not None)
+    tensors = tuple(x.detach() for x in chain(feature_map.buffers(), feature_map.parameters()))
+    classes = class_name(encoding) if isinstance(encoding, Encoding) else None
+    return Origin(classes, names, type(feature_map).__name__, tensors, scale)
+
+
+def class_name(encoding: Encoding) -> str:
+    """Returns the name of an encoding's class, of a sum those of its parts."""
+    if isinstance(encoding, Sum):
+        return f"{class_name(encoding.left)} + {class_name(encoding.right)}"
+    return type(encoding).__name__
+
+
+def kept(origin: Origin) -> Origin:
+    """Returns an origin with copies of its tensors, which stay when the feature map is drawn anew."""
+    return origin._replace(tensors=tuple(x.clone() for x in origin.tensors))
 
 
 def watched(
@@ -263,9 +305,7 @@ def choose(call: Call, impl: str, first: int, last: int) -> str:
     if impl == "auto":
         wide = min(bias.last, last) - max(bias.first, first) >= max(FFT_PAYS_FROM, (last - first) // 2)
         return "fft" if wide and exact_by_fft else "chunked"
-    if impl not in IMPLEMENTATIONS:
-        known = ("auto", *IMPLEMENTATIONS)
-        raise ValueError(f"impl must be one of {', '.join(known)}, but is {impl!r}{nearest(impl, known)}")
+    require_choice("impl", impl, ("auto", *IMPLEMENTATIONS))
     if impl == "recurrent" and not call.causal:
         raise ValueError("impl='recurrent' cannot do this: it goes from token to token, which needs causal=True")
     if impl == "fft" and not exact_by_fft:
@@ -318,7 +358,7 @@ def prepare(
     bias = LagTable(features_q.new_zeros(1, 1), 0) if terms.bias is None else terms.bias.to(compute)
     if causal and bias.last > 0:
         bias = LagTable(bias.window(min(bias.first, 0), 0), min(bias.first, 0), bias.slopes)
-    return Call(features_q, plain_q, Keys(features_k, plain_k, v, log_weight), bias, causal, scaled)
+    return Call(features_q, plain_q, Keys(features_k, plain_k, v, log_weight), bias, causal, scaled, phi)
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:
@@ -349,6 +389,32 @@ def check_causal(q: Tensor, k: Tensor, causal: bool) -> None:
             f"causal=True needs as many queries as keys, but there are {q.shape[2]} and {k.shape[2]}: "
             "to go on with a sequence use lagwise.linear.prefill and lagwise.linear.step"
         )
+
+
+def require_state(state: Any) -> None:
+    """Raises for anything but a state."""
+    if not isinstance(state, State):
+        refuse("state", "a State, which lagwise.linear.prefill and lagwise.linear.summary return", state)
+
+
+def check_origin(own: Origin, known: Origin | None) -> None:
+    """Raises for a call with another encoding or feature map than the state's, as far as their classes and numbers tell."""
+    if known is None:
+        return
+    if None not in (own.encoding, known.encoding) and own.encoding != known.encoding:
+        raise ValueError(f"encoding must be that of the state, {known.encoding}, but is {own.encoding}")
+    if own.terms != known.terms:
+        words = [", ".join(each.terms) or "no terms" for each in (known, own)]
+        raise ValueError(f"encoding must be that of the state, which sets {words[0]}, but sets {words[1]}")
+    if own.feature_map != known.feature_map:
+        raise ValueError(f"feature_map must be that of the state, {known.feature_map}, but is {own.feature_map}")
+    if own.scale != known.scale:
+        raise ValueError(f"scale must be that of the state, {known.scale}, but is {own.scale}")
+    message = f"feature_map must be that of the state, but this {own.feature_map} has other numbers or another size"
+    if [x.shape for x in own.tensors] != [x.shape for x in known.tensors]:
+        raise ValueError(message)
+    for x, y in zip(own.tensors, known.tensors, strict=True):
+        require((x == y).all(), message)
 
 
 def check_state(call: Call, state: State) -> None:

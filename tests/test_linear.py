@@ -1,6 +1,8 @@
 """Linear attention against its equation, written out in loops; its forms against each other; decoding; feature maps."""
 
+import copy
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -768,15 +770,63 @@ def test_a_feature_map_with_two_widths_raises():
         linear_attention(*tensors(1, 5), feature_map=Odd())
 
 
-def test_a_state_of_another_call_raises():
+OTHER_STEPS = {
+    "feature map": (dict(feature_map="elu"), "feature_map must be that of the state, Relu, but is Elu"),
+    "encoding": (dict(encoding=lagwise.T5(heads=HEADS)), "encoding must be that of the state, ALiBi, but is T5"),
+    "no encoding": (dict(encoding=None), "encoding must be that of the state, which sets bias, but sets no terms"),
+    "sum": (
+        dict(encoding=lagwise.ALiBi(heads=HEADS) + lagwise.NoEncoding()),
+        "encoding must be that of the state, ALiBi, but is ALiBi + NoEncoding",
+    ),
+    "scale": (dict(scale=3.0), "scale must be that of the state, 0.5, but is 3.0"),
+    "state": (
+        dict(state=None),
+        "state must be a State, which lagwise.linear.prefill and lagwise.linear.summary return, but is None",
+    ),
+}
+
+
+@pytest.mark.parametrize("changed", OTHER_STEPS)
+def test_a_step_with_something_else_than_the_state_has_raises(changed):
     q, k, v = tensors(1, 9)
-    _, state = linear.prefill(q, k, v, feature_map="relu")
+    own = dict(encoding=lagwise.ALiBi(heads=HEADS), feature_map="relu", scale=0.5)
+    _, state = linear.prefill(q, k, v, **own)
+    linear.step(q, k, v, state, **own)
+    options, words = OTHER_STEPS[changed]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        linear.step(q, k, v, **{"state": state, **own, **options})
+
+
+def test_a_feature_map_with_other_numbers_than_the_state_has_raises():
+    q, k, v = tensors(1, 9)
+    width = q.shape[-1]
+    own, same, other, wider = Favor(width), Favor(width), Favor(width, seed=1), Favor(width, features=8)
+    _, state = linear.prefill(q, k, v, feature_map=own)
+    linear.step(q, k, v, copy.deepcopy(state), feature_map=same)
+    for feature_map in (other, wider):
+        with pytest.raises(ValueError, match="this Favor has other numbers or another size"):
+            linear.step(q, k, v, state, feature_map=feature_map)
+    own.redraw()
+    with pytest.raises(ValueError, match="this Favor has other numbers"):
+        linear.step(q, k, v, state, feature_map=own)
+
+
+def test_a_state_of_another_size_raises():
+    q, k, v = tensors(1, 9)
+    encoding, whole = make("t5-free"), dict(feature_map="relu")
+    _, state = linear.prefill(q, k, v, encoding, **whole)
     with pytest.raises(ValueError, match="state must have kv"):
-        linear.step(q, k, v, state, feature_map="favor")
+        linear.step(*tensors(2, 9), state, encoding, **whole)
+    # The terms say no more than that they set a bias, but its table may be wider.
+    narrow = Terms(bias=lagwise.LagTable(torch.zeros(1, 2), -1))
+    _, state = linear.prefill(q, k, v, narrow, **whole)
     with pytest.raises(ValueError, match="state keeps the last 0 keys"):
-        linear.step(q, k, v, state, make("t5-free"), feature_map="relu")
+        linear.step(q, k, v, state, encoding, **whole)
+    summary = linear.summary(k, v, **whole)
+    with pytest.raises(ValueError, match="feature_map must be that of the state, Relu, but is Favor"):
+        linear.recall(q, summary, feature_map="favor")
     with pytest.raises(ValueError, match="use the feature map of its summary"):
-        linear.recall(q, linear.summary(k, v, feature_map="relu"), feature_map="favor")
+        linear.recall(tensors(2, 9)[0], summary, **whole)
 
 
 def test_softmax_attention_refuses_features():

@@ -9,14 +9,14 @@ constants for gradients.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
@@ -82,6 +82,7 @@ class Call(NamedTuple):
     bias: LagTable  # one column without slopes where there is none
     causal: bool
     scaled: bool  # whether the feature map gives each key a scale of its own, in its weight
+    feature_map: nn.Module  # the map that made the features
 
     @property
     def denominator_q(self) -> Tensor:
@@ -94,6 +95,16 @@ class Call(NamedTuple):
             end = start + size
             plain = None if self.plain_q is None else self.plain_q[:, :, start:end]
             yield self._replace(q=self.q[:, :, start:end], plain_q=plain, keys=self.keys.between(start, end))
+
+
+class Origin(NamedTuple):
+    """What a state was made with, to tell it from what a later call brings."""
+
+    encoding: str | None  # its classes; None where terms were given in its place
+    terms: tuple[str, ...]  # the names of those that it sets
+    feature_map: str  # its class
+    tensors: tuple[Tensor, ...]  # those of the feature map
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,7 @@ class State:
             ends (Kerple, Sandwich) keeps all of them.
         length: Number of tokens so far, and the position of the next.
         seed: Where the random numbers of the encoding start.
+        origin: The encoding and the feature map that it was made with.
     """
 
     kv: Tensor
@@ -118,11 +130,12 @@ class State:
     recent: Keys
     length: int
     seed: Tensor | None = None
+    origin: Origin | None = None
 
     def select(self, rows: Int[Tensor, " rows"]) -> "State":
         """Returns the state of some rows of the batch, in a new order and as often as they are named: a step of beam search."""
         recent = self.recent.each(lambda x: x[rows])
-        return State(self.kv[rows], self.mass[rows], self.top[rows], recent, self.length, self.seed)
+        return replace(self, kv=self.kv[rows], mass=self.mass[rows], top=self.top[rows], recent=recent)
 
 
 def dense(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
@@ -297,12 +310,12 @@ def whole(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
     return ratio(call.q @ kv, call.denominator_q @ mass)
 
 
-def empty(keys: Keys, seed: Tensor | None = None) -> State:
+def empty(keys: Keys, seed: Tensor | None = None, origin: Origin | None = None) -> State:
     """Returns the state before the first token."""
     batch, heads, _, features = keys.features.shape
     kv = keys.features.new_zeros(batch, heads, features, keys.values.shape[3])
     top = keys.features.new_full((batch, heads), -torch.inf)
-    return State(kv, kv.new_zeros(kv.shape[:3]), top, keys.between(0, 0), 0, seed)
+    return State(kv, kv.new_zeros(kv.shape[:3]), top, keys.between(0, 0), 0, seed, origin)
 
 
 def advance(call: Call, state: State, keep: int, size: int) -> tuple[Float[Tensor, "batch heads queries value_dim"], State]:
@@ -338,7 +351,7 @@ def absorb(state: State, keys: Keys, new: int, bias: LagTable, keep: int) -> Sta
     # A copy, because a view would hold all keys.
     recent = keys.between(leaving, keys.features.shape[2]).each(torch.clone)
     if leaving == 0:
-        return State(state.kv, state.mass, state.top, recent, length, state.seed)
+        return replace(state, recent=recent, length=length)
     old = keys.between(0, leaving)
     logs, before = old.weights(), state.top
     if bias.slopes is not None:
@@ -349,7 +362,8 @@ def absorb(state: State, keys: Keys, new: int, bias: LagTable, keep: int) -> Sta
     top = torch.maximum(logs.detach().amax(-1), before.detach())
     carry = torch.exp(before - finite(top))[..., None]
     kv, mass = weighted_sums(old, torch.exp(logs - finite(top)[..., None])[..., None])
-    return State(carry[..., None] * state.kv + kv, carry * state.mass + mass[..., 0], top, recent, length, state.seed)
+    kv, mass = carry[..., None] * state.kv + kv, carry * state.mass + mass[..., 0]
+    return replace(state, kv=kv, mass=mass, top=top, recent=recent, length=length)
 
 
 def sums(keys: Keys, slope: Tensor | None, direction: int, uniform: bool) -> tuple[Tensor, Tensor, Tensor]:
