@@ -1,8 +1,8 @@
 """Encoders and decoders: layers one after the other, with one encoding or one for each."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,6 +26,9 @@ class Stack(nn.Module):
     An absolute encoding acts on the input once. One seed is drawn per forward pass, fresh in training and always the same in
     evaluation, so that layers that share an encoding, or all of it but the gate, share its random numbers.
     """
+
+    # nn.Module's own annotation makes every call Any.
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -200,10 +203,6 @@ class Encoder(Stack):
             x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, caches=None, cross_caches=None, lengths=lengths, key_mask=key_mask
         )
 
-    if TYPE_CHECKING:
-        # A module's own annotation makes every call Any.
-        __call__ = forward
-
 
 class Decoder(Stack):
     """A stack of causal layers, with cross-attention if asked for, that can go on token by token.
@@ -283,10 +282,6 @@ class Decoder(Stack):
             cross_caches=cache.cross_attention if cache is not None and self.cross else None,
             lengths=lengths, key_mask=key_mask, context_lengths=context_lengths, context_mask=context_mask,
         )  # fmt: skip
-
-    if TYPE_CHECKING:
-        # A module's own annotation makes every call Any.
-        __call__ = forward
 
 
 def with_gates(encoding: Encoding | None, layers: int) -> list[Encoding | None]:
