@@ -9,7 +9,7 @@ import torch
 from oracle import make_encoding
 
 import lagwise
-from lagwise.encodings import SHARED_OPTIONS, options_of
+from lagwise.encodings import ALIASES, SHARED_OPTIONS, canonical_name, options_of
 
 
 def terms_of(encoding, first=-30, last=30):
@@ -19,6 +19,35 @@ def terms_of(encoding, first=-30, last=30):
 def test_every_encoding_is_made_in_one_loop(encoding_name):
     encoding = lagwise.make(encoding_name, heads=4, head_dim=8, dim=32, max_lag=20)
     assert type(encoding) is lagwise.ENCODINGS[encoding_name]
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [*ALIASES.items(), ("RoPE", "rotary"), ("T5", "t5"), ("sine_spe", "sine-spe"), ("Relative_Key_Query", "huang4")],
+)
+def test_names_that_the_field_has_make_the_same(alias, name):
+    assert type(lagwise.make(alias, heads=4, head_dim=8, dim=32)) is lagwise.ENCODINGS[name]
+    assert canonical_name(alias) == name
+
+
+def test_other_names_are_other_names():
+    assert not ALIASES.keys() & lagwise.ENCODINGS.keys()
+    assert set(ALIASES.values()) <= lagwise.ENCODINGS.keys()
+    assert all(alias == alias.lower().replace("_", "-") for alias in ALIASES)
+
+
+def test_a_layer_takes_other_names_and_their_causal_form():
+    assert isinstance(lagwise.nn.RelativeAttention(32, heads=4, encoding="rope").encoding, lagwise.Rotary)
+    assert lagwise.nn.RelativeAttention(32, heads=4, encoding="T5_bias", causal=True).encoding.causal
+
+
+def test_strict_refuses_shared_options_that_are_not_used(encoding_name):
+    shared = dict(heads=4, head_dim=8, dim=32, max_lag=20)
+    used = {option: value for option, value in shared.items() if option in options_of(encoding_name)}
+    lagwise.make(encoding_name, strict=True, **used)
+    for option in shared.keys() - used.keys():
+        with pytest.raises(ValueError, match=f"unknown option '{option}' for encoding '{encoding_name}'"):
+            lagwise.make(encoding_name, strict=True, **used, **{option: shared[option]})
 
 
 def test_every_encoding_is_public(encoding_name):
