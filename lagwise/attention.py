@@ -410,26 +410,31 @@ def check_window(window: tuple[int, int] | None) -> tuple[int, int] | None:
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raises for tensors that do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            refuse(name, "a tensor [batch, heads, time, dim]", x)
-        if x.ndim != 4:
-            raise ValueError(f"{name} must be [batch, heads, time, dim], but has shape {tuple(x.shape)}")
-        if x.dtype not in FLOATS:
-            raise ValueError(f"{name} must be float64, float32, float16 or bfloat16, but is {x.dtype}")
+        check_tensor(name, x)
         if x.dtype != q.dtype or x.device != q.device:
             raise ValueError(
                 f"{name} must have the dtype and device of q, {q.dtype} on {q.device}, but is {x.dtype} on {x.device}"
             )
         if x.shape[0] != q.shape[0]:
             raise ValueError(f"{name} must have the batch of q, {q.shape[0]}, but has shape {tuple(x.shape)}")
-        if 0 in x.shape:
-            raise ValueError(f"{name} must not be empty, but has shape {tuple(x.shape)}")
     if k.shape[3] != q.shape[3]:
         raise ValueError(f"k must have the width of q, {q.shape[3]}, but has shape {tuple(k.shape)}")
     if v.shape[1:3] != k.shape[1:3]:
         raise ValueError(f"v must have the heads and the length of k, {tuple(k.shape[1:3])}, but has shape {tuple(v.shape)}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"the heads of q must be a multiple of those of k, but q has {q.shape[1]} and k has {k.shape[1]}")
+
+
+def check_tensor(name: str, x: Tensor) -> None:
+    """Raises for anything but a tensor that attention can read."""
+    if not isinstance(x, Tensor):
+        refuse(name, "a tensor [batch, heads, time, dim]", x)
+    if x.ndim != 4:
+        raise ValueError(f"{name} must be [batch, heads, time, dim], but has shape {tuple(x.shape)}")
+    if x.dtype not in FLOATS:
+        raise ValueError(f"{name} must be float64, float32, float16 or bfloat16, but is {x.dtype}")
+    if 0 in x.shape:
+        raise ValueError(f"{name} must not be empty, but has shape {tuple(x.shape)}")
 
 
 def check_masks(
@@ -456,6 +461,8 @@ def check_masks(
     elif not -LARGEST <= query_start <= LARGEST:
         refuse("query_start", f"a whole number from {-LARGEST} to {LARGEST}", query_start)
     if cu_seqlens is not None:
+        check_ends(cu_seqlens, keys)
+        require_beside("cu_seqlens", cu_seqlens, "k", k.device)
         if batch != 1 or q.shape[2] != keys:
             raise ValueError(
                 "cu_seqlens packs sequences of self-attention into batch 1, "
@@ -466,19 +473,20 @@ def check_masks(
                 raise ValueError(f"{name} cannot be combined with cu_seqlens: leave padding out of the packed sequences")
         if isinstance(query_start, Tensor) or query_start != 0:
             raise ValueError("query_start cannot be combined with cu_seqlens, where positions start with each sequence")
-        check_ends(cu_seqlens, keys)
-        require_beside("cu_seqlens", cu_seqlens, "k", k.device)
 
 
-def check_keys(batch: int, keys: int, lengths: Tensor | None, key_mask: Tensor | None, device: torch.device) -> None:
-    """Raises for masks that do not fit the keys."""
+def check_keys(
+    batch: int, keys: int, lengths: Tensor | None, key_mask: Tensor | None, device: torch.device,
+    names: tuple[str, str] = ("lengths", "key_mask"),
+) -> None:  # fmt: skip
+    """Raises for masks that do not fit the keys, which have names of their own in some calls."""
     if lengths is not None:
-        require_tensor("lengths", lengths, (batch,), *INTEGERS)
-        require_beside("lengths", lengths, "k", device)
-        require_range("lengths", lengths, 0, keys)
+        require_tensor(names[0], lengths, (batch,), *INTEGERS)
+        require_beside(names[0], lengths, "k", device)
+        require_range(names[0], lengths, 0, keys)
     if key_mask is not None:
-        require_tensor("key_mask", key_mask, (batch, keys), torch.bool)
-        require_beside("key_mask", key_mask, "k", device)
+        require_tensor(names[1], key_mask, (batch, keys), torch.bool)
+        require_beside(names[1], key_mask, "k", device)
 
 
 def check_ends(cu_seqlens: Tensor, keys: int) -> None:

@@ -5,7 +5,7 @@ They run on every call: none reads a number from a GPU, and `torch.compile` trac
 
 import difflib
 import inspect
-import sys
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -84,9 +84,10 @@ def is_whole(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Says whether a value is a finite number; True and False are none."""
-    # An integer can be too large for a float, so that it is compared instead of converted.
-    real = isinstance(value, int | float | torch.SymInt | torch.SymFloat) and not isinstance(value, bool)
-    return real and -sys.float_info.max <= value <= sys.float_info.max
+    if isinstance(value, int | torch.SymInt):
+        # torch takes no larger integers.
+        return not isinstance(value, bool) and -(2**63) <= value < 2**63
+    return isinstance(value, float | torch.SymFloat) and -math.inf < value < math.inf
 
 
 def is_pair(values: Any, fits: Callable[[Any], bool]) -> bool:
@@ -190,6 +191,14 @@ def require_tensor(name: str, x: Any, shape: tuple[int, ...], *dtypes: torch.dty
     if tuple(x.shape) != shape or x.dtype not in dtypes:
         words = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValueError(f"{name} must be {words} of shape {shape}, but is {x.dtype} of shape {tuple(x.shape)}")
+
+
+def require_integers_in(name: str, x: Any, shape: str) -> None:
+    """Raises for anything but a tensor of integers; `shape` says in words which shape it should have."""
+    if not isinstance(x, Tensor):
+        refuse(name, f"a tensor {shape}", x)
+    if x.dtype not in INTEGERS:
+        raise ValueError(f"{name} must be int64 or int32, but are {x.dtype}")
 
 
 def require_numbers_in(name: str, x: Any, shape: str) -> None:

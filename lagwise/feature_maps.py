@@ -75,7 +75,8 @@ class Favor(FeatureMap):
     Args:
         width: Width of the queries: `head_dim`, or the `realizations` of a stochastic encoding.
         features: Number M of features.
-        seed: Where the random numbers of the projection start; the same on every device.
+        seed: Where the random numbers of the projection start, the same on every device; None draws them from the default
+            generator.
 
     >>> Favor(16, features=64).projection.shape
     torch.Size([64, 16])
@@ -84,7 +85,7 @@ class Favor(FeatureMap):
     estimates_softmax = True
     projection: Tensor
 
-    def __init__(self, width: int, *, features: int = 256, seed: int = 0):
+    def __init__(self, width: int, *, features: int = 256, seed: int | None = 0):
         super().__init__()
         require_sizes(width=width, features=features)
         self.register_buffer("projection", torch.empty(features, width, dtype=torch.float32))

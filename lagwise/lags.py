@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lagwise.errors import is_pair, is_whole, refuse, require_numbers_in
+from lagwise.errors import is_pair, is_whole, refuse, require_integers_in, require_lags, require_numbers_in
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class LagTable:
 
     def at(self, lags: Int[Tensor, "*shape"]) -> Float[Tensor, "heads ..."]:
         """Evaluates the function at any lags; the result is [heads, *lags.shape, *channels]."""
+        require_integers_in("lags", lags, "of lags")
         columns = (lags - self.first).clamp(0, self.values.shape[1] - 1)
         # An embedding, because its gradient, unlike that of an index, is summed in the same order each time.
         rows = torch.nn.functional.embedding(columns, self.values.transpose(0, 1).flatten(1))
@@ -83,6 +84,7 @@ class LagTable:
 
     def window(self, first: int, last: int) -> Float[Tensor, "heads width *channels"]:
         """Evaluates the function at all lags from `first` to `last`."""
+        require_lags(first, last)
         before, inside, after = self._cut(first, last)
         parts = (
             self.values[:, :1].expand(-1, before, *self.values.shape[2:]),

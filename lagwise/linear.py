@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lagwise.attention import WATCHER, autocast, check_call, check_longest, check_terms, relative_only, seed_of
+from lagwise.attention import WATCHER, autocast, check_call, check_longest, check_tensor, check_terms, relative_only, seed_of
 from lagwise.encodings import Encoding, Sum
 from lagwise.errors import refuse, refuse_keywords, require, require_choice, require_switches
 from lagwise.feature_maps import FeatureMap, named
@@ -171,6 +171,7 @@ def summary(
     >>> torch.allclose(out, lagwise.linear_attention(q, k, k), atol=1e-5)
     True
     """
+    check_tensor("k", k)
     k, v = autocast(k, v)
     scale = check_call(k, k, v, None, key_mask, None, None, 0, scale, 0.0, None)
     with without_autocast(k):

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lagwise.encodings.base import Absolute, Encoding
-from lagwise.errors import INTEGERS, is_number, refuse, require_even, require_numbers_in, require_sizes
+from lagwise.errors import is_number, refuse, require_even, require_integers_in, require_numbers_in, require_sizes
 from lagwise.terms import Terms
 
 
@@ -104,10 +104,7 @@ def check_embed(x: Tensor, positions: Tensor, dim: int) -> None:
     require_numbers_in("x", x, f"[batch, time, {dim}]")
     if x.ndim < 2 or x.shape[-1] != dim:
         raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
-    if not isinstance(positions, Tensor):
-        refuse("positions", "a tensor [time] or [batch, time]", positions)
-    if positions.dtype not in INTEGERS:
-        raise ValueError(f"positions must be int64 or int32, but are {positions.dtype}")
+    require_integers_in("positions", positions, "[time] or [batch, time]")
     if positions.ndim not in (1, 2) or positions.shape[-1] != x.shape[-2]:
         raise ValueError(
             f"positions must be [time] or [batch, time] for the {x.shape[-2]} tokens of x, but has shape {tuple(positions.shape)}"

@@ -1,9 +1,10 @@
 """Attention with projections, over itself or over a context."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,6 +60,9 @@ class RelativeAttention(nn.Module):
     >>> layer(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
     """
+
+    # nn.Module's own annotation makes every call Any.
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -182,10 +186,6 @@ class RelativeAttention(nn.Module):
                 dropout=self.dropout if self.training else 0.0, seed=seed, impl=self.impl,
             )  # fmt: skip
         return self.out(out.transpose(1, 2).flatten(2))
-
-    if TYPE_CHECKING:
-        # A module's own annotation makes every call Any.
-        __call__ = forward
 
     def new_cache(self) -> LayerCache:
         """Returns an empty cache for one generation."""

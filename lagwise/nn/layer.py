@@ -1,14 +1,24 @@
 """A transformer layer."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lagwise import noise
+from lagwise.attention import check_keys
 from lagwise.encodings import Encoding
-from lagwise.errors import keywords_of, refuse_keywords, require_choice, require_probability, require_sizes, require_switches
-from lagwise.nn.attention import RelativeAttention
+from lagwise.errors import (
+    keywords_of,
+    refuse_keywords,
+    require_choice,
+    require_probability,
+    require_sizes,
+    require_switches,
+    shown,
+)
+from lagwise.nn.attention import RelativeAttention, check_input
 from lagwise.nn.caches import LayerCache
 from lagwise.noise import Stream
 from lagwise.terms import Terms
@@ -38,6 +48,9 @@ class Layer(nn.Module):
     >>> Layer(64, heads=4)(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
     """
+
+    # nn.Module's own annotation makes every call Any.
+    __call__: Callable[..., Tensor]
 
     def __init__(
         self,
@@ -96,11 +109,13 @@ class Layer(nn.Module):
     ) -> Float[Tensor, "batch time dim"]:
         """Applies the layer; the arguments are those of `RelativeAttention`, with masks of their own for the context."""
         # Before anything is added to a cache.
+        check_input("x", x, self.attention.dim)
         if (self.cross is None) != (context is None):
             raise ValueError(
                 "context must be given to a layer with cross-attention, and to no other, but "
                 + ("is missing" if context is None else "this layer has no cross-attention")
             )
+        self._check_context(context, cross_cache=cross_cache, context_lengths=context_lengths, context_mask=context_mask)
         if seed is None:
             seed = noise.draw_seed(self.training, x.device)
 
@@ -120,9 +135,16 @@ class Layer(nn.Module):
             x = self._part(x, self.cross_norm, attend_context)
         return self._part(x, self.feed_norm, self.feed)
 
-    if TYPE_CHECKING:
-        # A module's own annotation makes every call Any.
-        __call__ = forward
+    def _check_context(self, context: Tensor | None, **options: Any) -> None:
+        """Raises for options of a context that do not fit it, or that has none."""
+        if context is not None:
+            check_input("context", context, self.attention.dim)
+            masks = options["context_lengths"], options["context_mask"]
+            check_keys(*context.shape[:2], *masks, context.device, names=("context_lengths", "context_mask"))
+            return
+        for name, option in options.items():
+            if option is not None:
+                raise ValueError(f"{name} must be None in a layer without cross-attention, but is {shown(option)}")
 
     def _part(self, x: Tensor, norm: nn.LayerNorm, part) -> Tensor:
         if self.norm == "pre":
