@@ -542,6 +542,10 @@ def test_wrong_use_is_refused_and_changes_nothing(options, message):
     same(states(model), before, 0)
 
 
+def test_the_config_holds_the_one_name_of_an_encoding():
+    assert lagwise.hf.convert(plain(), "Relative_Key_Query").config.lagwise["encoding"] == "huang4"
+
+
 def test_models_off_the_list_are_refused():
     config = transformers.T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=11)
     for model in (transformers.T5Model(config), nn.Linear(2, 2)):

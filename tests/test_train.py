@@ -18,6 +18,7 @@ from lagwise.cli import app
 from lagwise.train import checkpoint as checkpoints
 from lagwise.train.checkpoint import Checkpoint
 from lagwise.train.commands import trained
+from lagwise.train.compare import plan
 from lagwise.train.config import Config, parsed, with_fields
 from lagwise.train.data import Order
 from lagwise.train.league import OWN_FIELDS
@@ -130,6 +131,13 @@ def test_unknown_options_of_tasks_presets_and_tasks():
         make_config("process-50", preset="peper")
     with pytest.raises(ValueError, match=r"'process50' is no task: did you mean 'process-50'\?"):
         make_config("process50")
+
+
+def test_configs_hold_the_one_name_of_an_encoding():
+    assert make_config("process-50", "RoPE") == make_config("process-50", "rotary")
+    assert [config.encoding for config in plan("process-50", ["rope", "T5", "t5"], seeds=1)] == ["rotary", "t5"]
+    with pytest.raises(ValueError, match="unknown encoding 'rop': did you mean 'rope'"):
+        plan("process-50", ["rop"], seeds=1)
 
 
 def test_equal_configs_have_equal_fingerprints():

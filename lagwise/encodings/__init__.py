@@ -101,6 +101,8 @@ def canonical_name(name: str) -> str:
     """
     if not isinstance(name, str):
         refuse("name", "the name of an encoding", name)
+    if name in ENCODINGS:
+        return name
     plain = name.lower().replace("_", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in ENCODINGS:

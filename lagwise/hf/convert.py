@@ -25,7 +25,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Model, GPT
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel, RobertaSelfAttention
 
 from lagwise import noise
-from lagwise.encodings import ENCODINGS, Encoding, make, options_of
+from lagwise.encodings import ENCODINGS, Encoding, canonical_name, make, options_of
 from lagwise.feature_maps import FEATURE_MAPS, Favor, FeatureMap
 from lagwise.hf.bert import RelativeAttention, UnusedEmbedding, relative_class
 from lagwise.hf.masks import NAME
@@ -89,8 +89,10 @@ def convert(
         neutral: Start where the encoding changes nothing, if there is such a place, or with the encoding's own first values.
         options: Options of the encoding; the number and width of heads, and whether it is causal, come from the model.
     """
+    # A config holds the one name that every version knows.
+    name = canonical_name(encoding) if isinstance(encoding, str) else encoding
     entry = dict(
-        encoding=encoding, absolute=absolute, attention=attention, feature_map=feature_map, per_layer=per_layer, neutral=neutral,
+        encoding=name, absolute=absolute, attention=attention, feature_map=feature_map, per_layer=per_layer, neutral=neutral,
         options=options,
     )  # fmt: skip
     check_model(model)

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from lagwise.encodings import ENCODINGS
-from lagwise.errors import nearest
+from lagwise.encodings import ENCODINGS, canonical_name
 from lagwise.tasks.models import encoder_of
 from lagwise.train import loop
 from lagwise.train.config import Config
@@ -79,11 +78,10 @@ def plan(
     if isinstance(encodings, str) and encodings != "all":
         encodings = [encodings]
     names = (
-        usable((config_of(name, numbers[0], {}) for name in ENCODINGS), tell) if encodings == "all" else dict.fromkeys(encodings)
+        usable((config_of(name, numbers[0], {}) for name in ENCODINGS), tell)
+        if encodings == "all"
+        else dict.fromkeys(map(canonical_name, encodings))
     )
-    for name in names:
-        if name not in ENCODINGS:
-            raise ValueError(f"unknown encoding {name!r}{nearest(name, ENCODINGS)} `lagwise encodings` lists all")
     return [config_of(name, seed, trial) for trial in trials for name in names for seed in numbers]
 
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from lagwise.bench.records import machine
 from lagwise.bench.timing import peak_memory
-from lagwise.encodings import Encoding
+from lagwise.encodings import Encoding, canonical_name
 from lagwise.feature_maps import Favor
 from lagwise.lens.learned import learned_priors
 from lagwise.lens.results import OWN
@@ -89,7 +89,7 @@ def make_config(task: str, encoding: str | None = None, *, preset: str = "", **c
         known = ", ".join(kind.presets) or "none"
         raise ValueError(f"preset must be one of {task}'s ({known}), but is {preset!r}")
     given = dict(kind.presets[preset]) if preset else {}
-    name = changes.pop("encoding", None) or encoding or given.get("encoding", "t5")
+    name = canonical_name(changes.pop("encoding", None) or encoding or given.get("encoding", "t5"))
     beside: dict[str, Any] = {}
     if given.get("encoding", name) != name:
         given = but_encoding(given)
