@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lagwise
-from lagwise.encodings import options_of
+from lagwise.encodings import ALIASES, options_of
+from lagwise.errors import ELSEWHERE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -92,6 +93,15 @@ def test_every_encoding_has_a_page_with_its_options(encoding_name):
         assert row, f"option {option} is missing"
         if default is not inspect.Parameter.empty:
             assert str(default).strip("'") in row.group(1).replace('"', "").replace("'", "").replace("`", ""), option
+
+
+def test_the_page_of_calls_has_every_other_name_and_every_word_of_torch():
+    page = (ROOT / "docs" / "calling.md").read_text()
+    rows = {name: others for name, others in re.findall(r"^\| `([a-z0-9-]+)` \| (.*?) \|$", page, flags=re.MULTILINE)}
+    for alias, name in ALIASES.items():
+        assert f"`{alias}`" in rows[name], alias
+    for word in ELSEWHERE:
+        assert f"| `{word}" in page, word
 
 
 def test_every_page_is_of_an_encoding():
