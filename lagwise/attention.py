@@ -117,7 +117,10 @@ def attention(
     return_lse: bool = False,
     impl: str = "auto",
     **unknown: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> (
+    Float[Tensor, "batch heads queries value_dim"]
+    | tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]
+):
     """Computes softmax attention with a position encoding.
 
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i

@@ -179,7 +179,7 @@ def require_seed(seed: Any) -> None:
     require_tensor("seed", seed, (), *INTEGERS)
 
 
-def require_first_seed(seed: Any) -> None:
+def require_seed_number(seed: Any) -> None:
     """Raises for anything but a whole number of 64 bits, from which random numbers can start."""
     require_whole("seed", seed, least=-(2**63), most=2**63 - 1)
 
@@ -193,7 +193,7 @@ def require_tensor(name: str, x: Any, shape: tuple[int, ...], *dtypes: torch.dty
         raise ValueError(f"{name} must be {words} of shape {shape}, but is {x.dtype} of shape {tuple(x.shape)}")
 
 
-def require_integers_in(name: str, x: Any, shape: str) -> None:
+def require_integers(name: str, x: Any, shape: str) -> None:
     """Raises for anything but a tensor of integers; `shape` says in words which shape it should have."""
     if not isinstance(x, Tensor):
         refuse(name, f"a tensor {shape}", x)
@@ -201,7 +201,7 @@ def require_integers_in(name: str, x: Any, shape: str) -> None:
         raise ValueError(f"{name} must be int64 or int32, but are {x.dtype}")
 
 
-def require_numbers_in(name: str, x: Any, shape: str) -> None:
+def require_floats(name: str, x: Any, shape: str) -> None:
     """Raises for anything but a tensor of floating-point numbers; `shape` says in words which shape it should have."""
     if not isinstance(x, Tensor):
         refuse(name, f"a tensor {shape}", x)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise.errors import nearest, require_first_seed, require_sizes, shown
+from lagwise.errors import nearest, require_seed_number, require_sizes, shown
 
 
 class FeatureMap(nn.Module, ABC):
@@ -95,7 +95,7 @@ class Favor(FeatureMap):
         """Draws another projection: that of a seed, or by default a fresh one from the default generator."""
         if seed is None:
             seed = int(torch.randint(2**62, (), device="cpu"))
-        require_first_seed(seed)
+        require_seed_number(seed)
         features, width = self.projection.shape
         self.projection.copy_(orthogonal_gaussian(features, width, seed))
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lagwise.errors import is_pair, is_whole, refuse, require_integers_in, require_lags, require_numbers_in
+from lagwise.errors import is_pair, is_whole, refuse, require_floats, require_integers, require_lags
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LagTable:
     slopes: tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]] | None = None
 
     def __post_init__(self):
-        require_numbers_in("values", self.values, "[heads, lags] or [heads, lags, channels]")
+        require_floats("values", self.values, "[heads, lags] or [heads, lags, channels]")
         if not is_whole(self.first):
             refuse("first", "a whole number, the lag of the first column", self.first)
         shape = self.values.shape
@@ -73,7 +73,7 @@ class LagTable:
 
     def at(self, lags: Int[Tensor, "*shape"]) -> Float[Tensor, "heads ..."]:
         """Evaluates the function at any lags; the result is [heads, *lags.shape, *channels]."""
-        require_integers_in("lags", lags, "of lags")
+        require_integers("lags", lags, "of lags")
         columns = (lags - self.first).clamp(0, self.values.shape[1] - 1)
         # An embedding, because its gradient, unlike that of an index, is summed in the same order each time.
         rows = torch.nn.functional.embedding(columns, self.values.transpose(0, 1).flatten(1))

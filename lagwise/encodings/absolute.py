@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lagwise.encodings.base import Absolute, Encoding
-from lagwise.errors import is_number, refuse, require_even, require_integers_in, require_numbers_in, require_sizes
+from lagwise.errors import is_number, refuse, require_even, require_floats, require_integers, require_sizes
 from lagwise.terms import Terms
 
 
@@ -101,10 +101,10 @@ def inverse_frequencies(dim: int, device: torch.device, base: float = 10000.0) -
 
 def check_embed(x: Tensor, positions: Tensor, dim: int) -> None:
     """Raises for an input, or for positions, that an absolute encoding cannot add to each other."""
-    require_numbers_in("x", x, f"[batch, time, {dim}]")
+    require_floats("x", x, f"[batch, time, {dim}]")
     if x.ndim < 2 or x.shape[-1] != dim:
         raise ValueError(f"x must have width dim={dim}, but has shape {tuple(x.shape)}")
-    require_integers_in("positions", positions, "[time] or [batch, time]")
+    require_integers("positions", positions, "[time] or [batch, time]")
     if positions.ndim not in (1, 2) or positions.shape[-1] != x.shape[-2]:
         raise ValueError(
             f"positions must be [time] or [batch, time] for the {x.shape[-2]} tokens of x, but has shape {tuple(positions.shape)}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from lagwise import noise
 from lagwise.encodings.base import Encoding
 from lagwise.encodings.rotary import per_head
-from lagwise.errors import require_first_seed, require_sizes, require_switches
+from lagwise.errors import require_seed_number, require_sizes, require_switches
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import FeatureTransform, Terms
@@ -42,7 +42,7 @@ class PermuteFormer(Encoding):
         super().__init__()
         require_sizes(heads=heads)
         require_switches(decay=decay)
-        require_first_seed(seed)
+        require_seed_number(seed)
         self.heads, self.decay, self.seed = heads, decay, seed
         slope = -torch.nn.functional.logsigmoid(2.0 + 3.0 * torch.arange(heads) / heads)
         self.register_buffer("slope", slope, persistent=False)

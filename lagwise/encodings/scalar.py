@@ -18,8 +18,8 @@ from lagwise.errors import (
     refuse,
     require_choice,
     require_even,
+    require_floats,
     require_lag,
-    require_numbers_in,
     require_past_only,
     require_positive,
     require_probability,
@@ -105,7 +105,7 @@ class T5(Encoding):
 
 def checked_weight(weight: Tensor, heads: int | None, buckets: int | None) -> tuple[int, int]:
     """Returns the shape of a weight, [buckets, heads], and raises where it has another, as far as that can be told."""
-    require_numbers_in("weight", weight, "[buckets, heads]")
+    require_floats("weight", weight, "[buckets, heads]")
     shape = tuple(weight.shape)
     if len(shape) != 2:
         raise ValueError(f"weight must be [buckets, heads], but has shape {shape}")

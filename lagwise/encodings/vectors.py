@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies
 from lagwise.encodings.base import Encoding
-from lagwise.errors import require_even, require_lag, require_numbers_in, require_sizes, require_switches
+from lagwise.errors import require_even, require_floats, require_lag, require_sizes, require_switches
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -268,7 +268,7 @@ def vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:
 
 def table_end(name: str, table: Tensor) -> int:
     """Returns the last lag of a table of vectors that has one row per lag and is centred on lag 0."""
-    require_numbers_in(name, table, "[2 max_lag + 1, head_dim]")
+    require_floats(name, table, "[2 max_lag + 1, head_dim]")
     if table.ndim != 2 or table.shape[0] % 2 == 0:
         raise ValueError(f"{name} must be [2 max_lag + 1, head_dim], but has shape {tuple(table.shape)}")
     return table.shape[0] // 2

@@ -18,7 +18,7 @@ from lagwise.errors import (
     refuse,
     refuse_keywords,
     require_choice,
-    require_numbers_in,
+    require_floats,
     require_probability,
     require_seed,
     require_sizes,
@@ -344,6 +344,6 @@ def width_of_head(dim: int, heads: int, head_dim: int | None) -> int:
 
 def check_input(name: str, x: Tensor, dim: int) -> None:
     """Raises for anything but a tensor of tokens of a width."""
-    require_numbers_in(name, x, f"[batch, time, {dim}]")
+    require_floats(name, x, f"[batch, time, {dim}]")
     if x.ndim != 3 or x.shape[2] != dim:
         raise ValueError(f"{name} must be [batch, time, {dim}], but has shape {tuple(x.shape)}")

@@ -139,8 +139,9 @@ class Layer(nn.Module):
         """Raises for options of a context that do not fit it, or that has none."""
         if context is not None:
             check_input("context", context, self.attention.dim)
-            masks = options["context_lengths"], options["context_mask"]
-            check_keys(*context.shape[:2], *masks, context.device, names=("context_lengths", "context_mask"))
+            batch, keys, _ = context.shape
+            names = ("context_lengths", "context_mask")
+            check_keys(batch, keys, options[names[0]], options[names[1]], context.device, names)
             return
         for name, option in options.items():
             if option is not None:
