@@ -397,9 +397,11 @@ def check_scale(scale: float | None, width: int, dtype: torch.dtype = torch.floa
     """Returns the factor of the content product, by default that of a width; sums of a dtype must be able to hold it."""
     if scale is None:
         return width**-0.5
+    if not is_number(scale):
+        refuse("scale", "a finite number or None", scale)
     largest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    if not is_number(scale) or not -largest <= scale <= largest:
-        refuse("scale", f"a finite number of at most {largest:.3g}, or None", scale)
+    if not -largest <= scale <= largest:
+        refuse("scale", f"at most {largest:.3g}, since sums are taken in float32", scale)
     return scale
 
 
