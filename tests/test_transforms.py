@@ -29,26 +29,31 @@ class Attention(torch.nn.Module):
         super().__init__()
         self.encoding, self.options = encoding, options
 
-    def forward(self, q, k, v):
-        return lagwise.attention(q, k, v, self.encoding, seed=SEED, **self.options)
+    def forward(self, q, k, v, **more):
+        return lagwise.attention(q, k, v, self.encoding, seed=SEED, **self.options, **more)
 
 
-def test_one_dynamic_graph_for_all_lengths(relative_name):
+def check_one_graph(model, kv_heads=4, ends=False):
+    """Requires that a call is compiled once, and computes what it computes otherwise."""
     torch._dynamo.reset()
-    model, counter = Attention(make_encoding(relative_name)), CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     frames = set()
     for time in (150, 170, 210):
-        q, k, v = tensors(time)
-        torch.testing.assert_close(compiled(q, k, v), model(q, k, v))
+        q, k, v = tensors(time, batch=1 if ends else 2, kv_heads=kv_heads)
+        more = {"cu_seqlens": torch.tensor([0, 20, time])} if ends else {}
+        torch.testing.assert_close(compiled(q, k, v, **more), model(q, k, v, **more))
         frames.add(counter.frame_count)
-    assert len(frames) == 1
+    assert len(frames) == 1, "another length is compiled anew"
+
+
+def test_one_dynamic_graph_for_all_lengths(relative_name):
+    check_one_graph(Attention(make_encoding(relative_name)))
 
 
 OPTIONS = {
     "causal": {"causal": True},
-    "lengths": {"lengths": torch.tensor([160, 20])},
-    "key_mask": {"key_mask": torch.arange(160) % 3 > torch.tensor([[0], [1]])},
+    "lengths": {"lengths": torch.tensor([150, 20])},
     "query_start": {"query_start": 3},
     "query_start per row": {"query_start": torch.tensor([0, 3])},
     "window": {"window": (3, 4)},
@@ -59,10 +64,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_dynamic_graphs_with_every_option(option):
-    torch._dynamo.reset()
-    model = Attention(make_encoding("t5") + make_encoding("rotary"), **OPTIONS[option])
-    q, k, v = tensors(160, kv_heads=2)
-    torch.testing.assert_close(torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(q, k, v), model(q, k, v))
+    check_one_graph(Attention(make_encoding("t5") + make_encoding("rotary"), **OPTIONS[option]), kv_heads=2)
+
+
+def test_one_dynamic_graph_for_packed_sequences():
+    check_one_graph(Attention(make_encoding("t5") + make_encoding("rotary")), ends=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])
