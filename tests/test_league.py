@@ -281,7 +281,7 @@ def test_lines_that_are_no_runs_are_refused(tmp_path):
     ):
         records.read(path)
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"lines.jsonl, line 1: is no JSON"):
+    with pytest.raises(ValueError, match=r"lines.jsonl, line 1 cannot be read .*: mend the line, or delete it"):
         records.read(path)
     begun = Run.create(tmp_path / "begun", Config("process-50"), ENVIRONMENT)
     with pytest.raises(ValueError, match="must be a complete run"):

@@ -327,7 +327,7 @@ def test_styles_of_tuned_runs_are_compared(tmp_path):
         ("ablation", "", "must have lines of `lagwise ablate --save`, but is empty"),
         ("ablation", '{"bench": "run"}', "line 1: is no line of 'ablation': expected are those of `lagwise ablate --save`"),
         ("models", '{"bench": "run"}', "line 1: is no line of 'models': expected are those of `lagwise bench models`"),
-        ("models", "{", "line 1: is no JSON, but expected are the lines of `lagwise bench models`"),
+        ("models", "{", "char 1)): expected is a line of `lagwise bench models`: mend the line, or delete it"),
     ],
 )
 def test_lines_of_another_kind_are_refused(tmp_path, kind, content, words):

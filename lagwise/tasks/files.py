@@ -14,6 +14,8 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from lagwise.train.store import replace_text
+
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 """How a file is opened, by what is added to its name."""
 
@@ -113,9 +115,7 @@ def from_hub(name: str, split: str, config: str | None = None) -> Any:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file that is there as a whole or not at all, also where several processes write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as part:
-        part.write(text)
-    os.replace(part.name, path)
+    replace_text(path, text)
 
 
 def cache_folder() -> Path:

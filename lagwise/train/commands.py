@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
 from rich.table import Table
 
 from lagwise.console import console
+from lagwise.train.signals import interrupt, on_signal
 
 if TYPE_CHECKING:
     from lagwise.train.config import Config
@@ -66,14 +68,13 @@ Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of it
 def in_words() -> Iterator[None]:
     """Shows what went wrong in words; exit status 130 says that the user stopped it."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), on_signal(interrupt):
             warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
             yield
     except KeyboardInterrupt as error:
-        step = f"saved after step {error.args[0]}; the same command with --resume goes on" if error.args else "stopped"
-        console.print(step)
+        console.print(str(error) or "stopped", markup=False)
         raise typer.Exit(130) from error
-    except (ValueError, ArithmeticError) as error:
+    except (ValueError, ArithmeticError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False)
         raise typer.Exit(1) from error
     except ModuleNotFoundError as error:
@@ -146,17 +147,17 @@ def compare(
     notes: list[str] = []
     trials = trials_of(tune or [])
     if stored:
-        runs = records.stored_runs(stored)
+        runs = records.stored_runs(stored, notes.append)
     else:
         names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
         changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
         configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes, tune=trials)
         settings = settings_of(device, data, save_every=0, workers=workers)
         outcomes = run_all(configs, out, settings, jobs, again)
-        runs = [outcome.run for outcome in outcomes if outcome.error is None]
         notes = [
             f"{outcome.config.encoding}, seed {outcome.config.seed}: {outcome.error}" for outcome in outcomes if outcome.error
         ]
+        runs = records.complete((outcome.run for outcome in outcomes if outcome.error is None), notes.append)
     if not runs:
         raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
     found = groups(runs, list(trials))
@@ -167,8 +168,10 @@ def compare(
     if save is not None:
         records.save(runs, save)
         console.print(f"written to {save}")
-    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials)):
+    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials), notes):
         console.print(f"written to {path}")
+    if notes:
+        raise typer.Exit(1)
 
 
 @in_words()
@@ -193,7 +196,8 @@ def repeat(
     from lagwise.train import records
     from lagwise.train.league import chosen, data_of, main_metric, unlike
 
-    published = chosen(records.read(file), None if encodings is None else encodings.split(","), seeds)
+    notes: list[str] = []
+    published = chosen(records.read(file, notes.append), None if encodings is None else encodings.split(","), seeds)
     if len(kinds := sorted({data_of(run) for run in published})) > 1:
         raise ValueError(
             f"the runs of {file} must have one kind of data, but have {', '.join(kinds)}: give each a file of its own"
@@ -209,7 +213,9 @@ def repeat(
         if outcome.error is None and (difference := unlike([before, outcome.run])):
             console.print(f"warning: this is not the published model: {difference}", markup=False)
     console.print(table)
-    if any(outcome.error for outcome in outcomes):
+    for note in notes:
+        console.print(note, markup=False)
+    if notes or any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -361,7 +367,7 @@ def styles(
         assert isinstance(session.task, Music)
         try:
             prompts = session.task.long_pieces("test", pieces)
-            watched = track(prompts, str(folder), console=console, disable=not console.is_terminal)
+            watched = track(prompts, escape(str(folder)), console=console, disable=not console.is_terminal)
             found = session.task.styles(session.model.eval(), watched, sampling)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
@@ -434,12 +440,11 @@ def results(
 
 def trained(folder: Path, settings: "Settings") -> "Session":
     """Returns the model of a run, from its last checkpoint."""
-    from lagwise.train.checkpoint import load_latest
-    from lagwise.train.loop import Session
+    from lagwise.train.loop import Session, checkpoint_of
     from lagwise.train.store import Run
 
     run = Run.open(folder)
-    checkpoint = load_latest(run.checkpoints)
+    checkpoint = checkpoint_of(run)
     if checkpoint is None:
         raise ValueError(f"{folder} has no checkpoint: train it to the end, or with --save-every")
     # The checkpoint has all weights: what the run started from is not needed any more, and may be gone.

@@ -1,6 +1,5 @@
 """Comparing encodings: which runs there are to do, and doing them several at a time."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 import torch
@@ -22,9 +22,11 @@ from lagwise.encodings import ENCODINGS, canonical_name
 from lagwise.tasks.models import encoder_of
 from lagwise.train import loop
 from lagwise.train.config import Config
-from lagwise.train.league import check_tuned, data_of
-from lagwise.train.loop import Diverged, Interrupted, Settings, data_words, make_config, stop_on_signal
-from lagwise.train.store import Run, write
+from lagwise.train.league import check_tuned
+from lagwise.train.lock import LOCK, OWNER, Held, owned
+from lagwise.train.loop import Diverged, Halted, Interrupted, Settings, data_words, make_config, saved_words
+from lagwise.train.signals import stop_on_signal
+from lagwise.train.store import Run, make_folder, read_if_there, write
 
 DEFAULT_ENCODINGS = ("none", "sinusoidal", "t5", "at5", "huang2", "shaw", "huang4", "rotary")
 """No positions, absolute ones, and of each family of relative ones those that are used most."""
@@ -161,8 +163,9 @@ def run_all(
 ) -> list[Outcome]:
     """Does all runs, and returns what became of each, in their order.
 
-    A complete run is kept, one that was begun goes on, and one that fails does not stop the others. The first Ctrl-C stops all
-    runs after their step, with checkpoints, and raises `Interrupted`; the next call goes on. The second one ends at once.
+    A complete run is kept, one that was begun goes on, and one that fails, or that another process is at, does not stop the
+    others. Ctrl-C stops all runs after their step, with checkpoints, and raises `Interrupted`; the next call goes on. Another one
+    some seconds later ends at once.
 
     Args:
         configs: What to run.
@@ -184,54 +187,80 @@ def run_all(
             about = {"outcome": found} if isinstance(found, Outcome) else {"line": found}
             watch({"run": number, "of": len(configs), "config": configs[number], **about})
 
+    make_folder(out)
     todo = []
     for number, config in enumerate(configs):
         job = Job(number, config, folder_of(out, config), settings, loop.train)
-        if again and Run(job.folder).exists:
-            shutil.rmtree(job.folder)
-        found = settled(job)
+        found = (cleared(job) if again else None) or settled(job)
         if found is None:
             todo.append(job)
         else:
             tell(number, found)
-    if jobs > 1:
-        in_processes(todo, jobs, tell)
-    else:
-        in_turn(todo, tell)
+    try:
+        if jobs > 1:
+            in_processes(todo, jobs, tell)
+        else:
+            in_turn(todo, tell)
+    except KeyboardInterrupt as error:
+        raise Interrupted(interrupted_words(todo)) from error
     return [outcomes[number] for number in range(len(configs))]
+
+
+def interrupted_words(jobs: Iterable[Job]) -> str:
+    """Returns what is saved of runs that were stopped, by what is on the disk."""
+    begun = [run for run in (Run(job.folder) for job in jobs) if run.exists and not run.is_complete]
+    said = [f"{run.folder} is not complete: {saved_words(run)}" for run in begun]
+    return "\n".join(["stopped; the same command goes on, and keeps the runs that are complete", *said])
 
 
 def in_turn(todo: Sequence[Job], tell: Callable[[int, dict[str, Any] | Outcome], None]) -> None:
     """Does runs one after the other in this process, and tells what they say."""
     for job in todo:
-        try:
-            tell(job.number, carried_out(job, lambda line, job=job: tell(job.number, line)))
-        except Interrupted as error:
-            # The step of one run says nothing about all of them.
-            raise Interrupted from error
+        tell(job.number, carried_out(job, lambda line, job=job: tell(job.number, line)))
+
+
+def cleared(job: Job) -> Outcome | None:
+    """Deletes what is in the folder of a run; returns that it failed where somebody else is at it."""
+    if not job.folder.exists():
+        return None
+    try:
+        with owned(job.folder):
+            for path in job.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name not in (LOCK, OWNER):
+                    path.unlink()
+    except ValueError as error:
+        return Outcome(job.config, job.folder, "failed", str(error))
+    return None
 
 
 def settled(job: Job) -> Outcome | None:
-    """Returns what there is to say of a run that needs no doing: it is complete, or its folder has one on other data."""
+    """Returns what there is to say of a run that needs no doing: it is complete, or its folder has another one."""
     run = Run(job.folder)
     if not run.exists:
         return None
-    there, wanted = data_of(run), data_words(job.settings)
-    if there != wanted:
-        words = f"{job.folder} holds a run on other data ({there}, not {wanted}): choose another folder, or run it again"
-        return Outcome(job.config, job.folder, "failed", words)
-    return Outcome(job.config, job.folder, "kept") if run.result is not None else None
+    try:
+        run.check_same(job.config, data_words(job.settings))
+        return Outcome(job.config, job.folder, "kept") if run.result is not None else None
+    except ValueError as error:
+        return Outcome(job.config, job.folder, "failed", str(error))
 
 
 def carried_out(job: Job, watch: Callable[[dict[str, Any]], None]) -> Outcome:
     """Does a run, or goes on with it, and returns what became of it; a failure is kept beside it."""
+    # Another comparison may have done it since this one began.
+    if (found := settled(job)) is not None:
+        return found
     status = "resumed" if Run(job.folder).exists else "ran"
-    (job.folder / FAILURE).unlink(missing_ok=True)
     try:
+        (job.folder / FAILURE).unlink(missing_ok=True)
         job.train(job.config, job.folder, job.settings, resume=True, watch=watch)
+    except Held as error:
+        return Outcome(job.config, job.folder, "failed", str(error))
     except Exception as error:
         # What is expected to go wrong says why; of anything else the name says more than the words.
-        expected = isinstance(error, Diverged | ValueError)
+        expected = isinstance(error, Diverged | Halted | ValueError)
         return failed(job, str(error) if expected else f"{type(error).__name__}: {error}", traceback.format_exc())
     return Outcome(job.config, job.folder, status)
 
@@ -239,14 +268,19 @@ def carried_out(job: Job, watch: Callable[[dict[str, Any]], None]) -> Outcome:
 def failed(job: Job, words: str, details: str = "") -> Outcome:
     """Returns the outcome of a run that failed, and leaves the reason in its folder, if it has one."""
     if Run(job.folder).exists:
-        write(job.folder / FAILURE, {"error": words, "traceback": details})
+        # A disk may be full: the outcome says why all the same.
+        with suppress(OSError):
+            write(job.folder / FAILURE, {"error": words, "traceback": details})
     return Outcome(job.config, job.folder, "failed", words)
 
 
 def failure_of(run: Run) -> str:
     """Returns why a run is not complete."""
-    path = run.folder / FAILURE
-    return json.loads(path.read_text())["error"] if path.is_file() else "it was stopped before its end"
+    try:
+        stored = read_if_there(run.folder / FAILURE, dict) or {}
+    except ValueError as error:
+        return f"why is not known: {error}"
+    return stored.get("error", "it was stopped before its end")
 
 
 class Worker:
@@ -285,11 +319,24 @@ class Worker:
 def work(pipe: Connection, threads: int) -> None:
     """Does the runs that come through a pipe, one after the other, and sends back lines of metrics and outcomes."""
     torch.set_num_threads(threads)
-    for job in iter(pipe.recv, None):
-        try:
-            pipe.send(carried_out(job, pipe.send))
-        except Interrupted:
-            return
+    Thread(target=stop_with_parent, daemon=True).start()
+
+    def say(what: dict[str, Any] | Outcome) -> None:
+        # A parent that is gone hears nothing, and its run is saved all the same.
+        with suppress(BrokenPipeError):
+            pipe.send(what)
+
+    with suppress(Interrupted, EOFError):
+        for job in iter(pipe.recv, None):
+            say(carried_out(job, say))
+
+
+def stop_with_parent() -> None:
+    """Asks this process to save and stop when its parent has ended, so that it holds no run that somebody begins again."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def in_processes(todo: Sequence[Job], jobs: int, tell: Callable[[int, dict[str, Any] | Outcome], None]) -> None:
@@ -340,7 +387,8 @@ def ready(workers: Sequence[Worker]) -> list[Worker]:
 
 def died(worker: Worker) -> Outcome:
     """Returns the outcome of a run whose process ended in its midst."""
-    return failed(worker.job, f"its process ended with exit code {worker.process.exitcode}, perhaps for lack of memory")
+    saved = saved_words(Run(worker.job.folder))
+    return failed(worker.job, f"its process ended with exit code {worker.process.exitcode}, perhaps for lack of memory; {saved}")
 
 
 @contextmanager

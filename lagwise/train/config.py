@@ -119,8 +119,10 @@ class Config:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Value]) -> "Config":
-        """Returns the config of stored fields."""
-        return cls(**{**stored, "lengths": tuple(stored["lengths"])})
+        """Returns the config of stored fields; those that are not there have their defaults."""
+        if "task" not in stored:
+            raise ValueError("'task' must be among the fields of a run, but is not")
+        return with_fields(cls(stored["task"]), stored)
 
     def fingerprint(self, *, without: Iterable[str] = ()) -> str:
         """Returns twelve digits that tell configs apart; `without` names fields that do not count."""
@@ -138,6 +140,33 @@ AT_LEAST_ZERO = (
 """Fields that are not negative."""
 
 FIELDS = tuple(each.name for each in fields(Config))
+
+
+def difference_words(there: Config, here: Config) -> str:
+    """Returns in which fields two configs differ; "" for equal ones.
+
+    >>> difference_words(Config("adding", seed=1), Config("adding", task_options={"length": 9}))
+    'seed is 1 there and 0 here, task.length is not given there and 9 here'
+    """
+    stored, wanted = by_name(there), by_name(here)
+    differing = [name for name in {**stored, **wanted} if stored.get(name, MISSING) != wanted.get(name, MISSING)]
+    return ", ".join(f"{name} is {in_json(stored, name)} there and {in_json(wanted, name)} here" for name in differing)
+
+
+MISSING = object()
+"""Differs from every value, also from None."""
+
+
+def by_name(config: Config) -> dict[str, Value]:
+    """Returns the values of all fields by the names that the command line has for them."""
+    plain = {name: value for name, value in config.to_json().items() if not name.endswith("_options")}
+    encoding = {f"encoding.{name}": value for name, value in config.encoding_options.items()}
+    return {**plain, **encoding, **{f"task.{name}": value for name, value in config.task_options.items()}}
+
+
+def in_json(values: Mapping[str, Value], name: str) -> str:
+    """Returns one of some values in JSON, or that it is not given."""
+    return json.dumps(values[name]) if name in values else "not given"
 
 
 def with_fields(config: Config, changes: Mapping[str, Value]) -> Config:

@@ -1,5 +1,6 @@
 """Which examples a step trains on: a function of the seed and the step, so that a run can go on anywhere."""
 
+import signal
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -101,8 +102,18 @@ def loader(examples: Examples, indices: list[list[int]] | Lazy, *, workers: int,
     """Returns a loader of batches; it draws no number of the default generator, on which weights and dropout depend."""
     return DataLoader(
         Source(examples), batch_sampler=indices, collate_fn=as_it_is, num_workers=workers, pin_memory=pin,
-        generator=torch.Generator().manual_seed(0),
+        generator=torch.Generator().manual_seed(0), worker_init_fn=leave_interrupts,
     )  # fmt: skip
+
+
+def leave_interrupts(number: int) -> None:
+    """Leaves Ctrl-C, which a terminal sends to all processes, to the one that trains: it needs batches until it has stopped."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def is_dead_worker(error: RuntimeError) -> bool:
+    """Says whether an error is that a process which makes batches has ended; torch has no class of its own for it."""
+    return str(error).startswith("DataLoader worker (pid")
 
 
 def as_it_is(batch: Any) -> Any:

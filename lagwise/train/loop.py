@@ -1,10 +1,10 @@
 """Training and evaluation, on one device or many, through Hugging Face Accelerate."""
 
+import errno
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, is_initialized
-from accelerate.utils import DistributedType
+from accelerate.state import AcceleratorState, PartialState, is_initialized
+from accelerate.utils import DistributedType, broadcast_object_list
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -33,10 +33,12 @@ from lagwise.lens.results import OWN
 from lagwise.tasks import task_named
 from lagwise.tasks.base import Batch, Split, Task
 from lagwise.train.checkpoint import Checkpoint, load_latest, save, steps_in
-from lagwise.train.config import Config, with_fields
-from lagwise.train.data import Order, evaluation_batches, training_batches
+from lagwise.train.config import Config, difference_words, with_fields
+from lagwise.train.data import Order, evaluation_batches, is_dead_worker, training_batches
+from lagwise.train.lock import owned
 from lagwise.train.schedule import factor
-from lagwise.train.store import Run
+from lagwise.train.signals import interrupt, on_signal, stop_on_signal
+from lagwise.train.store import CONFIG, Run, config_of, is_same_place
 
 Watch = Callable[[dict[str, Any]], None]
 """Is told of each report: `step`, and `loss`, or `split` with its metrics."""
@@ -44,8 +46,15 @@ Watch = Callable[[dict[str, Any]], None]
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped by the user, after a checkpoint was saved."""
+    """Training was stopped by the user; the words say what is saved."""
+
+
+class Halted(OSError):
+    """The machine ended a run: a full disk, a process that was killed; the words say what is saved."""
 
 
 class Diverged(ArithmeticError):
@@ -222,6 +231,7 @@ class Session:
             "peak_memory": self.peak_memory,
             "scaler": scaler.state_dict() if scaler is not None else None,
             "config": self.config.to_json(),
+            "data": data_words(self.settings),
         }
         tensors: dict[str, dict[str, Any]] = {
             "model": model,
@@ -271,27 +281,99 @@ def train(
         resume: Go on from the newest whole checkpoint, if there is one.
         watch: Is told how it goes.
     """
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    environment = {**machine(device), "data": data_words(settings)}
-    run = Run.create(folder, config, environment)
-    session = Session(config, settings, run)
-    checkpoint = load_latest(run.checkpoints)
-    if checkpoint is not None and not resume:
-        raise ValueError(f"{folder} holds a run that was begun: pass --resume to go on with it, or choose another folder")
-    if checkpoint is not None:
-        session.load(checkpoint)
-    if session.accelerator.is_main_process:
-        run.forget_after(session.step)
-    session.accelerator.wait_for_everyone()
-    run_steps(session, watch)
-    result = final_numbers(session, watch)
-    # A sharded model is gathered by all processes together.
-    model = whole_model(session)
-    if session.accelerator.is_main_process:
-        result["curves"] = curves_at(session, model, result["lengths"])
-        run.finish(result, learned_priors(model, session.task.length))
-    session.accelerator.end_training()
+    with on_signal(interrupt), begun(config, folder, settings) as run, telling_what_is_saved(run):
+        session = Session(config, settings, run)
+        checkpoint = checkpoint_of(run, data=data_words(settings))
+        if checkpoint is not None and not resume:
+            raise ValueError(f"{folder} holds a run that was begun: pass --resume to go on with it, or choose another folder")
+        if checkpoint is not None:
+            session.load(checkpoint)
+        if session.accelerator.is_main_process:
+            run.forget_after(session.step)
+        session.accelerator.wait_for_everyone()
+        run_steps(session, watch)
+        result = final_numbers(session, watch)
+        # A sharded model is gathered by all processes together.
+        model = whole_model(session)
+        if session.accelerator.is_main_process:
+            result["curves"] = curves_at(session, model, result["lengths"])
+            run.finish(result, learned_priors(model, session.task.length))
+        session.accelerator.end_training()
     return result
+
+
+@contextmanager
+def begun(config: Config, folder: Path, settings: Settings) -> Iterator[Run]:
+    """Makes a run's folder, or takes one of the same run, and owns it; all processes of the run have to call this.
+
+    The main process is the owner. What it refuses is raised by all, so that none waits for it.
+    """
+    refusal: list[ValueError | OSError | None] = [None]
+    with ExitStack() as stack:
+        if PartialState(cpu=settings.device == "cpu").is_main_process:
+            device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            try:
+                stack.enter_context(owned(folder))
+                Run.create(folder, config, {**machine(device), "data": data_words(settings)})
+            except (ValueError, OSError) as error:
+                refusal = [error]
+        broadcast_object_list(refusal)
+        if refusal[0] is not None:
+            raise refusal[0]
+        yield Run(folder)
+
+
+@contextmanager
+def telling_what_is_saved(run: Run) -> Iterator[None]:
+    """Says what of a run is saved where something from outside ends it."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"stopped at once, and saved nothing more: {saved_words(run)}") from error
+    except OSError as error:
+        remedy = " (make room on the disk, or raise its limit)" if error.errno in FULL_DISK else ""
+        raise Halted(f"{run.folder} could not go on: {error}{remedy}; {saved_words(run)}") from error
+    except RuntimeError as error:
+        if not is_dead_worker(error):
+            raise
+        raise Halted(
+            f"{run.folder} could not go on: a process that makes batches has ended, perhaps for lack of memory (give fewer "
+            f"--workers): {error}; {saved_words(run)}"
+        ) from error
+
+
+def saved_words(run: Run) -> str:
+    """Returns from where a run can go on, and how."""
+    if not (paths := steps_in(run.checkpoints)):
+        return "no checkpoint is saved: run it again to begin anew"
+    return f"{paths[-1]} is saved: run it again to go on from there (`lagwise train` with --resume)"
+
+
+def checkpoint_of(run: Run, *, data: str | None = None) -> Checkpoint | None:
+    """Returns the newest whole checkpoint of a run, or None; raises for one of another run.
+
+    Args:
+        run: The run.
+        data: Where the data comes from that it must have been trained on; None for any.
+    """
+    found = load_latest(run.checkpoints)
+    if found is not None:
+        place = f"the checkpoint of step {found.step} in {run.checkpoints}"
+        check_config(run, found.state, place)
+        if data is not None and not is_same_place(there := found.state.get("data", data), data):
+            raise ValueError(f"{place} was trained on other data ({there}, not {data}): put back the run's own, or delete it")
+    return found
+
+
+def check_config(run: Run, state: Mapping[str, Any], place: str) -> None:
+    """Raises where the state of a checkpoint has another config than its run."""
+    if words := difference_words(config_of(state["config"], place), run.config):
+        raise ValueError(
+            f"{place} is of another run than {run.folder / CONFIG} says ({words}): put back the run's own, or choose another "
+            "folder"
+        )
 
 
 def data_words(settings: Settings) -> str:
@@ -304,13 +386,13 @@ def run_steps(session: Session, watch: Watch | None) -> None:
     config, settings = session.config, session.settings
     examples = session.task.examples("train")
     used = len(examples) if config.examples is None else min(config.examples, len(examples))
-    batches = training_batches(
-        examples, Order(examples=used, batch=config.batch, seed=config.seed), session.step, config.steps,
-        rank=session.accelerator.process_index, processes=session.accelerator.num_processes, **session.input,
-    )  # fmt: skip
     session.model.train()
     began = time.perf_counter()
     with stop_on_signal() as stopped:
+        batches = training_batches(
+            examples, Order(examples=used, batch=config.batch, seed=config.seed), session.step, config.steps,
+            rank=session.accelerator.process_index, processes=session.accelerator.num_processes, **session.input,
+        )  # fmt: skip
         for batch in batches:
             if session.step == 1:
                 # The first step makes the optimizer's state and whatever is made once.
@@ -331,10 +413,12 @@ def run_steps(session: Session, watch: Watch | None) -> None:
             if saves or stops:
                 session.save()
             if stops:
-                raise Interrupted(session.step)
+                break
             if evaluates and session.step < config.steps:
                 tell(session, watch, {"step": session.step, "split": "validation", **session.evaluate("validation")})
             began = time.perf_counter()
+        if agreed(session, bool(stopped)):
+            raise Interrupted(f"saved after step {session.step}; the same command with --resume goes on")
 
 
 def final_numbers(session: Session, watch: Watch | None) -> dict[str, Any]:
@@ -442,7 +526,7 @@ def start_folder(config: Config) -> Path:
 def start_from(model: nn.Module, folder: Path) -> None:
     """Gives a model the embedding and the encoder of a trained one, or the body of one of Hugging Face."""
     run = Run.open(folder)
-    checkpoint = load_latest(run.checkpoints)
+    checkpoint = checkpoint_of(run)
     if checkpoint is None:
         raise ValueError(f"start must be a run with a checkpoint, but {folder} has none")
     if (check := getattr(model, "check_start", None)) is not None:
@@ -528,26 +612,3 @@ def set_random_state(state: Any, device: torch.device) -> None:
 def agreed(session: Session, stopped: bool) -> bool:
     """Says whether any process was asked to stop."""
     return bool(session.summed(torch.tensor(float(stopped), device=session.device)) > 0)
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[list[int]]:
-    """Collects Ctrl-C and requests to end, so that a step can be finished; the second one ends at once."""
-    received: list[int] = []
-
-    def remember(number: int, frame: Any) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    try:
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:
-        # Signals belong to the main thread.
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,12 +1,30 @@
 """Runs as lines of JSON, to be kept and published: what a run's folder holds, without weights and with fewer points of curves."""
 
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lagwise.train.checkpoint import latest_state
+from lagwise.train.compare import failure_of
 from lagwise.train.config import Config
-from lagwise.train.store import Line, Run, replace_text, runs_in
+from lagwise.train.league import main_metric
+from lagwise.train.loop import check_config
+from lagwise.train.store import (
+    FACTS,
+    MEND,
+    NUMBERS,
+    Line,
+    Run,
+    config_of,
+    content_of,
+    make_folder,
+    replace_text,
+    runs_in,
+    with_all,
+)
 
 KIND = "run"
 """What the lines say that they are, in a folder that also holds measurements of speed."""
@@ -15,12 +33,29 @@ MOST_POINTS = 20
 """Points of a curve that are kept."""
 
 
-class Recorded(Run):
-    """A complete run of which a line is left."""
+Tell = Callable[[str], None]
+"""Is told in words what is left out, and why."""
 
-    def __init__(self, path: Path, number: int, content: Line):
-        super().__init__(path.with_name(f"{path.name}, line {number}"))
-        self.content = content
+
+class Recorded(Run):
+    """A run as it was at one time, such as one of which a line is left: what is written to its folder later changes nothing."""
+
+    def __init__(self, place: Path, content: Line):
+        super().__init__(place)
+        self.content = with_all(("config", "environment"), content, place, remedy=MEND)
+        self.known_config = config_of(content["config"], place, remedy=MEND)
+        with_all(FACTS, content["environment"], f"the environment of {place}", remedy=MEND)
+
+    @classmethod
+    def of(cls, run: Run) -> "Recorded":
+        """Returns a complete run as it is now; raises where a file of it cannot be read, or is of another run."""
+        if (result := run.result) is None:
+            raise ValueError(f"{run.folder}: {failure_of(run)}")
+        if (state := latest_state(run.checkpoints)) is not None:
+            check_config(run, state, f"the newest checkpoint in {run.checkpoints}")
+        config, environment = run.config.to_json(), run.environment
+        content = {"config": config, "environment": environment, "result": result, "lines": run.lines, "priors": run.priors}
+        return cls(run.folder, content)
 
     @property
     def exists(self) -> bool:
@@ -28,7 +63,7 @@ class Recorded(Run):
 
     @property
     def config(self) -> Config:
-        return Config.from_json(self.content["config"])
+        return self.known_config
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -43,8 +78,8 @@ class Recorded(Run):
         return self.content["lines"]
 
     @property
-    def priors(self) -> None:
-        return None
+    def priors(self) -> list[dict[str, Any]] | None:
+        return self.content.get("priors")
 
 
 def record(run: Run) -> Line:
@@ -79,7 +114,7 @@ def rounded(line: Line) -> Line:
 
 def save(runs: Iterable[Run], path: Path) -> None:
     """Writes complete runs as lines, in the order of what they are, in place of those that the file had."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     replace_text(path, "".join(json.dumps(record(run)) + "\n" for run in sorted(runs, key=place)))
 
 
@@ -89,30 +124,69 @@ def place(run: Run) -> tuple[str, str, str, int]:
     return config.task, config.encoding, config.fingerprint(without=["seed"]), config.seed
 
 
-def read(path: Path) -> list[Run]:
-    """Returns the runs of a file of lines."""
-    return [Recorded(path, number, line) for number, line in enumerate(lines_of(path, KIND, "lagwise compare --save"), 1)]
-
-
-def lines_of(path: Path, kind: str, command: str) -> list[Line]:
-    """Returns the lines of a file, which must be of a kind, and were written by a command."""
-    found: list[Line] = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: is no JSON, but expected are the lines of `{command}`: {error}") from error
-        if not isinstance(content, dict) or content.get("bench") != kind:
-            raise ValueError(f"{path}, line {number}: is no line of {kind!r}: expected are those of `{command}`")
-        found.append(content)
+def complete(runs: Iterable[Run], tell: Tell) -> list[Run]:
+    """Returns the complete ones of some runs as they are now, and tells why others are left out."""
+    found: list[Run] = []
+    for run in runs:
+        with left_out(tell):
+            found.append(with_numbers(Recorded.of(run)))
     return found
 
 
-def stored_runs(places: Iterable[Path]) -> list[Run]:
-    """Returns the complete runs of folders, at any depth, and of files of lines."""
+def read(path: Path, tell: Tell | None = None) -> list[Run]:
+    """Returns the runs of a file of lines; one that cannot be read is told about, or raises where there is nobody to tell."""
+    found: list[Run] = []
+    for place, text in numbered(path):
+        with left_out(tell):
+            found.append(with_numbers(Recorded(place, line_of(text, place, KIND, "lagwise compare --save"))))
+    return found
+
+
+@contextmanager
+def left_out(tell: Tell | None) -> Iterator[None]:
+    """Tells of what cannot be read, or raises where there is nobody to tell."""
+    try:
+        yield
+    except ValueError as error:
+        if tell is None:
+            raise
+        tell(f"left out: {error}")
+
+
+def with_numbers(run: Recorded) -> Recorded:
+    """Returns a run, which must have all numbers that a comparison reads."""
+    content = with_all(("result", "lines"), run.content, run.folder, remedy=MEND)
+    result = with_all(NUMBERS, content["result"], f"the result of {run.folder}", remedy=MEND)
+    metric, _ = main_metric(run.config)
+    for split in ("validation", "test"):
+        with_all((metric,), result[split], f"{split} in the result of {run.folder}", remedy=MEND)
+    return run
+
+
+def numbered(path: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yields the lines of a file, each with a name that says where it stands."""
+    for number, text in enumerate(path.read_bytes().splitlines(), 1):
+        yield path.with_name(f"{path.name}, line {number}"), text
+
+
+def line_of(text: bytes, place: Path, kind: str, command: str) -> Line:
+    """Returns the content of a line, which must be of a kind, and was written by a command."""
+    content = content_of(text, dict, place, remedy=f"expected is a line of `{command}`: {MEND}")
+    if content.get("bench") != kind:
+        raise ValueError(f"{place}: is no line of {kind!r}: expected are those of `{command}`")
+    return content
+
+
+def lines_of(path: Path, kind: str, command: str) -> dict[Path, Line]:
+    """Returns the lines of a file by where they stand; all must be of a kind, and were written by a command."""
+    return {place: line_of(text, place, kind, command) for place, text in numbered(path)}
+
+
+def stored_runs(places: Iterable[Path], tell: Tell = warnings.warn) -> list[Run]:
+    """Returns the complete runs of folders, at any depth, and of files of lines, and tells why others are left out."""
     found: list[Run] = []
     for place in places:
         if not place.exists():
             raise ValueError(f"--from must be a folder of runs, or a file of their lines, but {place} is not there")
-        found += read(place) if place.is_file() else [run for run in runs_in([place]) if run.result is not None]
+        found += read(place, tell) if place.is_file() else complete(runs_in([place]), tell)
     return found

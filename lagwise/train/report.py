@@ -32,7 +32,7 @@ from lagwise.train.league import (
     shown,
 )
 from lagwise.train.loop import make_task
-from lagwise.train.store import Run
+from lagwise.train.store import Run, make_folder, replace_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,9 @@ Point = tuple[int, float, float, float]
 """A step, and of the seeds at it the mean, the lowest and the highest value."""
 
 
-def write_report(runs: Sequence[Run], out: Path, command: str, tune: Sequence[str] = ()) -> list[Path]:
+def write_report(
+    runs: Sequence[Run], out: Path, command: str, tune: Sequence[str] = (), left_out: Sequence[str] = ()
+) -> list[Path]:
     """Writes report.html, league.csv and report.png to a folder, and returns their paths.
 
     Args:
@@ -56,11 +58,12 @@ def write_report(runs: Sequence[Run], out: Path, command: str, tune: Sequence[st
         out: The folder.
         command: The command line that asked for it.
         tune: Fields that are tuned for each encoding.
+        left_out: In words, what takes no part, which the page says too.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     paths = [out / "report.html", out / "league.csv", out / "report.png"]
-    paths[0].write_text(page(runs, command, tune), encoding="utf-8")
-    paths[1].write_text(table(runs, tune), encoding="utf-8")
+    replace_text(paths[0], page(runs, command, tune, left_out))
+    replace_text(paths[1], table(runs, tune))
     plot(runs, tune).savefig(paths[2], dpi=150)
     return paths
 
@@ -356,19 +359,20 @@ def is_sample(found: Iterable[Group]) -> bool:
     return any(result["sample"] for group in found for run in group.members if (result := run.result))
 
 
-def page(runs: Sequence[Run], command: str, tune: Sequence[str] = ()) -> str:
+def page(runs: Sequence[Run], command: str, tune: Sequence[str] = (), left_out: Sequence[str] = ()) -> str:
     """Returns one page of HTML that needs nothing else: no network, no fonts, no other files.
 
     Args:
         runs: The runs to compare; those that are not complete are named with the reason.
         command: The command line that asked for it.
         tune: Fields that are tuned for each encoding.
+        left_out: In words, what takes no part.
     """
     found = compared(runs, tune)
     tasks = ", ".join(dict.fromkeys(group.fields["task"] for group in found))
     values = {
         "title": escape(f"Position encodings on {tasks}"),
-        "notes": notes(runs, found),
+        "notes": notes(runs, found, left_out),
         "sections": "".join(section(group, number) for number, group in enumerate(found)),
         "command": escape(command),
         "environment": environments(runs),
@@ -408,9 +412,10 @@ def difference_facts(found: Difference) -> dict[str, Any]:
     return {"encoding": found.encoding, "seeds": found.seeds, "mean": mean, "half": half, "better": found.better}
 
 
-def notes(runs: Sequence[Run], found: Sequence[Group]) -> str:
+def notes(runs: Sequence[Run], found: Sequence[Group], left_out: Sequence[str]) -> str:
     """Returns what a reader must know before the numbers, as paragraphs."""
     said = [SAMPLE_NOTE] if is_sample(found) else []
+    said += left_out
     said += [
         f"{run.config.encoding}, seed {run.config.seed}, takes no part: {failure_of(run)}" for run in runs if run.result is None
     ]

@@ -288,7 +288,7 @@ def ablations(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
 
 def measured(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
     """Returns lines of what was measured on runs, which differ in encoding, seed and fields that were tuned alone."""
-    found = [Recorded(path, number, line) for number, line in enumerate(lines_of(path, kind, command), 1)]
+    found = [Recorded(place, line) for place, line in lines_of(path, kind, command).items()]
     if not found:
         raise ValueError(f"{path} must have lines of `{command}`, but is empty")
     fields = [common_fields(run, tune) for run in found]
@@ -353,7 +353,7 @@ def quarters_of(rows: Sequence[Sequence[float]]) -> list[float]:
 
 def model_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns speed and memory of whole models with each encoding, relative to none: a table for each kind of attention."""
-    records = lines_of(root / wanted.file, "models", "lagwise bench models")
+    records = list(lines_of(root / wanted.file, "models", "lagwise bench models").values())
     lines = []
     for attention in dict.fromkeys(record["attention"] for record in records):
         own = [record for record in records if record["attention"] == attention]
