@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from lagwise.console import console
-from lagwise.train.signals import interrupt, on_signal
+from lagwise.train.signals import ignore_signals, interrupt, on_signal
 
 if TYPE_CHECKING:
     from lagwise.train.config import Config
@@ -72,6 +72,7 @@ def in_words() -> Iterator[None]:
             warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
             yield
     except KeyboardInterrupt as error:
+        ignore_signals()
         console.print(str(error) or "stopped", markup=False)
         raise typer.Exit(130) from error
     except (ValueError, ArithmeticError, OSError) as error:

@@ -209,8 +209,7 @@ def run_all(
 def interrupted_words(jobs: Iterable[Job]) -> str:
     """Returns what is saved of runs that were stopped, by what is on the disk."""
     begun = [run for run in (Run(job.folder) for job in jobs) if run.exists and not run.is_complete]
-    said = [f"{run.folder} is not complete: {saved_words(run)}" for run in begun]
-    return "\n".join(["stopped; the same command goes on, and keeps the runs that are complete", *said])
+    return "\n".join(["stopped; the same command goes on, and keeps the runs that are complete", *map(saved_words, begun)])
 
 
 def in_turn(todo: Sequence[Job], tell: Callable[[int, dict[str, Any] | Outcome], None]) -> None:

@@ -46,6 +46,8 @@ Watch = Callable[[dict[str, Any]], None]
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
+GO_ON = "Run it again to go on, `lagwise train` with --resume"
+
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -331,24 +333,23 @@ def telling_what_is_saved(run: Run) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt as error:
-        raise Interrupted(f"stopped at once, and saved nothing more: {saved_words(run)}") from error
+        raise Interrupted(f"stopped at once, and saved nothing more: {saved_words(run)}. {GO_ON}") from error
     except OSError as error:
         remedy = " (make room on the disk, or raise its limit)" if error.errno in FULL_DISK else ""
-        raise Halted(f"{run.folder} could not go on: {error}{remedy}; {saved_words(run)}") from error
+        raise Halted(f"{run.folder} could not go on: {error}{remedy}; {saved_words(run)}. {GO_ON}") from error
     except RuntimeError as error:
         if not is_dead_worker(error):
             raise
         raise Halted(
             f"{run.folder} could not go on: a process that makes batches has ended, perhaps for lack of memory (give fewer "
-            f"--workers): {error}; {saved_words(run)}"
+            f"--workers): {error}; {saved_words(run)}. {GO_ON}"
         ) from error
 
 
 def saved_words(run: Run) -> str:
-    """Returns from where a run can go on, and how."""
-    if not (paths := steps_in(run.checkpoints)):
-        return "no checkpoint is saved: run it again to begin anew"
-    return f"{paths[-1]} is saved: run it again to go on from there (`lagwise train` with --resume)"
+    """Returns from where a run can go on."""
+    paths = steps_in(run.checkpoints)
+    return f"{paths[-1]} is saved" if paths else f"there is no checkpoint in {run.folder}"
 
 
 def checkpoint_of(run: Run, *, data: str | None = None) -> Checkpoint | None:

@@ -23,6 +23,7 @@ from lagwise.train.store import (
     make_folder,
     replace_text,
     runs_in,
+    unreadable,
     with_all,
 )
 
@@ -157,7 +158,10 @@ def with_numbers(run: Recorded) -> Recorded:
     """Returns a run, which must have all numbers that a comparison reads."""
     content = with_all(("result", "lines"), run.content, run.folder, remedy=MEND)
     result = with_all(NUMBERS, content["result"], f"the result of {run.folder}", remedy=MEND)
-    metric, _ = main_metric(run.config)
+    try:
+        metric, _ = main_metric(run.config)
+    except ValueError as error:
+        raise unreadable(run.folder, error, MEND) from error
     for split in ("validation", "test"):
         with_all((metric,), result[split], f"{split} in the result of {run.folder}", remedy=MEND)
     return run

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
 PATIENCE = 5.0
 """Seconds in which further signals are the same request: launchers and impatient fingers send several."""
 
@@ -30,7 +32,7 @@ def on_signal(act: Callable[[], None]) -> Iterator[None]:
     """Acts on Ctrl-C and requests to end, until it is left."""
     handler = Handler(act, signal.getsignal(signal.SIGINT))
     try:
-        before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, handler) for number in STOPPING}
     except ValueError:
         # Signals belong to the main thread.
         yield
@@ -40,6 +42,12 @@ def on_signal(act: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, own in before.items():
             signal.signal(number, own)
+
+
+def ignore_signals() -> None:
+    """Lets Ctrl-C and requests to end pass, in a process that is ending."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def interrupt() -> None:
