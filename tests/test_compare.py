@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import lagwise
-from lagwise.train import compare, loop
+from lagwise.train import compare, lock, loop
 from lagwise.train.compare import FAILURE, folder_of, plan, run_all
 from lagwise.train.config import Config
+from lagwise.train.lock import owned
 from lagwise.train.loop import Diverged, Interrupted, Settings
-from lagwise.train.store import Run
+from lagwise.train.signals import interrupt, on_signal
+from lagwise.train.store import Run, write
 
 CPU = Settings(device="cpu")
 ENVIRONMENT = {"device": "a CPU", "data": "generated or built-in sample"}
@@ -202,21 +204,80 @@ def test_a_process_that_dies_takes_its_run_alone_with_it(tmp_path, monkeypatch):
 def test_ctrl_c_stops_all_and_the_next_call_goes_on(tmp_path, monkeypatch, jobs):
     monkeypatch.setattr(loop, "train", slow_train)
     configs = configs_of("t5", "rotary", "none")
-    begun = []
+    begun, hurried = [], threading.Timer(0.1, hurry)
 
     def watch(event):
         # A run that ends by itself has an outcome.
         assert "line" in event, event
         begun.append(event["run"])
         if len(begun) == jobs:
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            hurried.start()
 
-    with pytest.raises(Interrupted):
-        run_all(configs, tmp_path, CPU, jobs=jobs, watch=watch)
+    # As a command does, which hears what comes after the runs have stopped.
+    with on_signal(interrupt):
+        with pytest.raises(Interrupted, match="stopped; the same command goes on"):
+            run_all(configs, tmp_path, CPU, jobs=jobs, watch=watch)
+        hurried.join()
     saved = [Run(folder_of(tmp_path, config)).checkpoints.exists() for config in configs]
     assert saved == [number < jobs for number in range(3)]
     found = run_all(configs[:jobs], tmp_path, CPU, jobs=1)
     assert [outcome.status for outcome in found] == ["resumed"] * jobs
+
+
+def hurry():
+    """Asks to stop as somebody does who cannot wait."""
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.02)
+
+
+def test_what_is_saved_of_runs_that_were_stopped_is_told(tmp_path, monkeypatch):
+    def train(config, folder, settings, *, resume, watch):
+        run = Run.create(folder, config, ENVIRONMENT)
+        (run.checkpoints / "step-00000012").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "train", train)
+    with pytest.raises(Interrupted, match=r"the same command goes on.*\n.*/t5/.*step-00000012 is saved$"):
+        run_all(configs_of("t5", "rotary"), tmp_path, CPU)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, monkeypatch, again):
+    def train(config, folder, settings, *, resume, watch):
+        with owned(folder):
+            return fake_train(config, folder, settings, resume=resume, watch=watch)
+
+    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(lock, "MOMENT", 0.1)
+    configs = configs_of("t5", "rotary")
+    theirs = Run.create(folder_of(tmp_path, configs[0]), configs[0], ENVIRONMENT)
+    theirs.log({"step": 1, "loss": 1.0})
+    with owned(theirs.folder):
+        outcomes = run_all(configs, tmp_path, CPU, again=again)
+    assert [outcome.status for outcome in outcomes] == ["failed", "ran"]
+    assert f"in use by process {os.getpid()} on " in str(outcomes[0].error)
+    assert len(theirs.lines) == 1 and not (theirs.folder / FAILURE).exists()
+
+
+def test_a_run_that_another_comparison_has_done_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "train", fake_train)
+    (config,) = configs_of("t5")
+    job = compare.Job(0, config, folder_of(tmp_path, config), CPU, fake_train)
+    stored(tmp_path, "t5", 0, 0.5)
+    assert compare.carried_out(job, print).status == "kept"
+
+
+def test_one_run_that_cannot_be_read_or_written_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "train", fake_train)
+    damaged, changed, _, last = configs = configs_of("t5", "at5", "none", "rotary")
+    (stored(tmp_path, damaged.encoding, 0, 0.5).folder / "result.json").write_text("{")
+    write(stored(tmp_path, changed.encoding, 0, 0.5).folder / "config.json", replace(changed, dim=4).to_json())
+    (tmp_path / "process-50" / "rotary").write_text("a file")
+    outcomes = run_all(configs, tmp_path, CPU)
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed", "ran", "failed"]
+    assert "result.json cannot be read" in outcomes[0].error and "dim is 4 there and 128 here" in outcomes[1].error
+    assert str(folder_of(tmp_path, last)) in outcomes[3].error
 
 
 def test_numbers_do_not_depend_on_the_jobs(tmp_path, monkeypatch):

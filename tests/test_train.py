@@ -1,7 +1,10 @@
 """The harness: configs, order, checkpoints, and training that goes on as if it had never been stopped."""
 
+import errno
 import json
+import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,13 +19,24 @@ from typer.testing import CliRunner
 
 from lagwise.cli import app
 from lagwise.train import checkpoint as checkpoints
+from lagwise.train import signals
 from lagwise.train.checkpoint import Checkpoint
 from lagwise.train.commands import trained
 from lagwise.train.compare import plan
 from lagwise.train.config import Config, parsed, with_fields
 from lagwise.train.data import Order
 from lagwise.train.league import OWN_FIELDS
-from lagwise.train.loop import Diverged, Session, Settings, encoding_parameters, make_config, make_optimizer, train
+from lagwise.train.loop import (
+    Diverged,
+    Halted,
+    Interrupted,
+    Session,
+    Settings,
+    encoding_parameters,
+    make_config,
+    make_optimizer,
+    train,
+)
 from lagwise.train.schedule import factor
 from lagwise.train.store import Run, runs_in
 
@@ -187,6 +201,36 @@ def test_a_checkpoint_that_was_never_finished_does_not_count(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_checkpoints_that_are_all_damaged_are_not_trained_over(tmp_path):
+    write_steps(tmp_path, 1, 2)
+    for step in checkpoints.steps_in(tmp_path):
+        cut(step / "state.json")
+    with pytest.raises(
+        ValueError, match=r"no checkpoint that is whole \(.*state.json is not what.*\): restore one, or delete them"
+    ):
+        checkpoints.load_latest(tmp_path)
+
+
+def test_a_damaged_checkpoint_of_a_later_step_is_not_kept_instead_of_a_whole_one(tmp_path):
+    write_steps(tmp_path, 5, 20)
+    cut(tmp_path / "step-00000020" / "state.json")
+    checkpoints.save(tmp_path, Checkpoint(10, {}, {}), keep=1)
+    with pytest.warns(UserWarning, match=r"step-00000020 is damaged .*: going on from step-00000010"):
+        assert checkpoints.load_latest(tmp_path).step == 10
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
+    write_steps(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*model.safetensors'") as raised:
+            checkpoints.save(tmp_path, Checkpoint(2, {"model": {"x": torch.zeros(9999)}}, {}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG and os.listdir(tmp_path) == ["step-00000001"]
+
+
 def test_weights_decay_and_encodings_have_a_rate_of_their_own():
     config = small_config("t5", weight_decay=0.1, rate=0.5, encoding_rate=3.0)
     model = Session(config, CPU).model
@@ -219,6 +263,96 @@ def test_a_folder_holds_one_run(tmp_path):
         train(small_config(steps=2), tmp_path, CPU)
     with pytest.raises(ValueError, match="holds a run with another config"):
         train(small_config(steps=3), tmp_path, CPU)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    own, other = small_config("t5", steps=5), small_config("t5", steps=5, seed=3, rate=0.1)
+    for name, config in (("own", own), ("other", other)):
+        train(config, tmp_path / name, CPU)
+    shutil.rmtree(tmp_path / "own" / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "own" / "checkpoints")
+    words = "the checkpoint of step 5 in .* is of another run than .*config.json says .rate is 0.1 there .* here, seed is 3 there"
+    with pytest.raises(ValueError, match=words):
+        train(own, tmp_path / "own", CPU, resume=True)
+    with pytest.raises(ValueError, match=words):
+        trained(tmp_path / "own", CPU)
+    with pytest.raises(ValueError, match=words):
+        Session(small_config("t5", start=str(tmp_path / "own")), CPU)
+    assert Run(tmp_path / "own").result is not None
+
+
+def test_a_checkpoint_of_a_run_on_other_data_is_refused(tmp_path):
+    config = small_config("t5", steps=5)
+    (tmp_path / "files").mkdir()
+    train(config, tmp_path / "own", CPU)
+    train(config, tmp_path / "other", replace(CPU, data=tmp_path / "files"))
+    shutil.rmtree(tmp_path / "own" / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", tmp_path / "own" / "checkpoints")
+    with pytest.raises(ValueError, match=r"was trained on other data \(.*files, not generated or built-in sample\)"):
+        train(config, tmp_path / "own", CPU, resume=True)
+
+
+def test_a_disk_that_fills_up_is_told_with_what_is_saved(tmp_path, monkeypatch):
+    real = checkpoints.write_tensors
+
+    def full(path, tensors):
+        if "step-00000010" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path, tensors)
+
+    monkeypatch.setattr(checkpoints, "write_tensors", full)
+    with pytest.raises(Halted, match=r"No space left on device.*make room.*step-00000005 is saved. Run it again to go on"):
+        train(small_config(), tmp_path, CPU)
+    monkeypatch.setattr(checkpoints, "write_tensors", real)
+    train(small_config(), tmp_path, CPU, resume=True)
+    assert list(losses(tmp_path)) == list(range(1, 21))
+
+
+def test_a_process_that_makes_batches_and_dies_is_told_with_what_is_saved(tmp_path):
+    def kill(line):
+        if line["step"] == 7:
+            (worker,) = multiprocessing.active_children()
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+
+    with pytest.raises(Halted, match=r"makes batches has ended.*fewer --workers.*step-00000005 is saved. Run it again to go on"):
+        train(small_config(steps=2000), tmp_path, replace(CPU, workers=1), watch=kill)
+
+
+def at_step(step, act):
+    """Returns what is told of a run, and acts when it reports a step."""
+    return lambda line: act() if line["step"] == step and "split" not in line else None
+
+
+def ask(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_several_requests_in_a_row_save_once(tmp_path, number):
+    with pytest.raises(Interrupted, match="saved after step 8; the same command with --resume goes on"):
+        train(small_config(), tmp_path, CPU, watch=at_step(7, lambda: ask(number, number, signal.SIGINT)))
+    assert checkpoints.load_latest(tmp_path / "checkpoints").step == 8
+
+
+def test_a_request_during_the_last_step_is_heard(tmp_path):
+    with pytest.raises(Interrupted, match="saved after step 20"):
+        train(small_config(), tmp_path, CPU, watch=at_step(20, lambda: ask(signal.SIGINT)))
+    assert Run(tmp_path).result is None
+
+
+def test_a_later_request_ends_at_once_and_says_what_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "PATIENCE", 0.0)
+    with pytest.raises(Interrupted, match=r"stopped at once, and saved nothing more: .*step-00000005 is saved"):
+        train(small_config(), tmp_path, CPU, watch=at_step(7, lambda: ask(signal.SIGINT, signal.SIGINT)))
+    assert checkpoints.load_latest(tmp_path / "checkpoints").step == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_outside_of_the_steps_says_what_is_saved(tmp_path, number):
+    with pytest.raises(Interrupted, match=r"stopped at once.*step-00000020 is saved"):
+        train(small_config(), tmp_path, CPU, watch=lambda line: ask(number) if "split" in line else None)
 
 
 @pytest.mark.parametrize("encoding", ["at5", "sine-spe"])
