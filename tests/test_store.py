@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import time
 from multiprocessing import get_context
 
@@ -278,3 +279,16 @@ def test_brackets_in_names_are_no_markup(tmp_path):
     assert done.exit_code == 0, done.output
     for name in ("report.html", "[/i].jsonl"):
         assert f"written to {odd / name}" in " ".join(done.output.split())
+
+
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(tmp_path):
+    path, limits = tmp_path / "file", resource.getrlimit(resource.RLIMIT_FSIZE)
+    add_line(path, {"kept": True})
+    for write in (lambda: add_line(path, {"text": "x" * 9000}), lambda: replace_text(path, "x" * 9000)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        try:
+            with pytest.raises(OSError, match=f"File too large, make room on the disk or raise its limit: '{path}'"):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == ["file"] and path.read_text().startswith('{"kept": true}\n')

@@ -224,7 +224,9 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"File too large: '.*model.safetensors'") as raised:
+        with pytest.raises(
+            OSError, match=r"File too large, make room on the disk or raise its limit: '.*step-00000002'"
+        ) as raised:
             checkpoints.save(tmp_path, Checkpoint(2, {"model": {"x": torch.zeros(9999)}}, {}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lagwise.train.store import read_json, with_all
+from lagwise.train.store import read_json, with_all, writing
 
 STATE, MANIFEST = "state.json", "manifest.json"
 
@@ -43,7 +43,8 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     draft = hidden(final)
     draft.mkdir(parents=True)
     try:
-        write_files(draft, checkpoint)
+        with writing(draft):
+            write_files(draft, checkpoint)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -77,7 +78,7 @@ def write_files(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Writes a file of tensors; a full disk is an `OSError`, as it is elsewhere."""
+    """Writes a file of tensors; what the system refuses is an `OSError`, as it is elsewhere."""
     try:
         save_file(tensors, path)
     except SafetensorError as error:

@@ -1,6 +1,5 @@
 """Training and evaluation, on one device or many, through Hugging Face Accelerate."""
 
-import errno
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,8 +46,6 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 GO_ON = "Run it again to go on, `lagwise train` with --resume"
-
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -283,7 +280,7 @@ def train(
         resume: Go on from the newest whole checkpoint, if there is one.
         watch: Is told how it goes.
     """
-    with on_signal(interrupt), begun(config, folder, settings) as run, telling_what_is_saved(run):
+    with on_signal(interrupt), telling_what_is_saved(Run(folder)), begun(config, folder, settings) as run:
         session = Session(config, settings, run)
         checkpoint = checkpoint_of(run, data=data_words(settings))
         if checkpoint is not None and not resume:
@@ -335,8 +332,7 @@ def telling_what_is_saved(run: Run) -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Interrupted(f"stopped at once, and saved nothing more: {saved_words(run)}. {GO_ON}") from error
     except OSError as error:
-        remedy = " (make room on the disk, or raise its limit)" if error.errno in FULL_DISK else ""
-        raise Halted(f"{run.folder} could not go on: {error}{remedy}; {saved_words(run)}. {GO_ON}") from error
+        raise Halted(f"{run.folder} could not go on: {error}; {saved_words(run)}. {GO_ON}") from error
     except RuntimeError as error:
         if not is_dead_worker(error):
             raise

@@ -32,7 +32,7 @@ from lagwise.train.league import (
     shown,
 )
 from lagwise.train.loop import make_task
-from lagwise.train.store import Run, make_folder, replace_text
+from lagwise.train.store import Run, make_folder, replace_text, writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,8 @@ def write_report(
     paths = [out / "report.html", out / "league.csv", out / "report.png"]
     replace_text(paths[0], page(runs, command, tune, left_out))
     replace_text(paths[1], table(runs, tune))
-    plot(runs, tune).savefig(paths[2], dpi=150)
+    with writing(paths[2]):
+        plot(runs, tune).savefig(paths[2], dpi=150)
     return paths
 
 

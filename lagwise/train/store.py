@@ -10,9 +10,11 @@ checkpoints/        from which a run goes on
 A file that cannot be read raises a `ValueError` that names it and says what to do.
 """
 
+import errno
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -213,11 +215,26 @@ def unreadable(place: Path | str, reason: object, remedy: str = "") -> ValueErro
     return ValueError(f"{place} cannot be read ({reason})" + (f": {remedy}" if remedy else ""))
 
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says which file a full disk has no room for, and what to do: the error itself has no name."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        words = f"{os.strerror(error.errno)}, make room on the disk or raise its limit"
+        raise OSError(error.errno, words, str(path)) from error
+
+
 def add_line(path: Path, line: Line) -> None:
     """Adds a line to a file of JSON lines; one before it that was cut off ends there."""
     text = json.dumps(line).encode() + b"\n"
     # In one piece, so that lines of several processes do not mix.
-    with path.open("a+b", buffering=len(text) + 2) as file:
+    with writing(path), path.open("a+b", buffering=len(text) + 2) as file:
         if size := file.seek(0, os.SEEK_END):
             file.seek(size - 1)
             text = text if file.read(1) == b"\n" else b"\n" + text
@@ -237,8 +254,9 @@ def replace_text(path: Path, text: str) -> None:
     """Writes a text file, all of it or nothing, also where several processes write it."""
     draft = path.with_name(f".{path.name}.{uuid4().hex}{DRAFT}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        with writing(path):
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
