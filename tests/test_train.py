@@ -444,22 +444,14 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, by):
 
 
 def test_two_processes_compute_what_one_does(tmp_path):
-    launcher = (
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-    )
-    for folder, own in ((tmp_path / "one", ()), (tmp_path / "two", (*launcher, "--main_process_port", "0"))):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    for folder, own in ((tmp_path / "one", ()), (tmp_path / "two", launcher)):
         finish(start(*command(folder, "dropout=0.0", "steps=20"), launcher=own))
     one, two = Run(tmp_path / "one"), Run(tmp_path / "two")
     assert losses(two.folder) == pytest.approx(losses(one.folder), rel=1e-4)
     assert two.result["test"] == pytest.approx(one.result["test"], rel=1e-3)
+    # Two sum in another order, which shows that there were two.
+    assert losses(two.folder) != losses(one.folder)
 
 
 def test_the_command_line_from_training_to_evaluation(tmp_path):

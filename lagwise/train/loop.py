@@ -219,10 +219,11 @@ class Session:
         """Writes a checkpoint, once for all processes."""
         assert self.run is not None
         model = get_model_state_dict(self.model, options=FULL)
-        optimizer: Any = get_optimizer_state_dict(self.model, self.bare_optimizer, options=FULL)["state"]
+        optimizer: Any = get_optimizer_state_dict(self.model, self.bare_optimizer, options=FULL)
+        # All processes gather, and the main one alone gets what was gathered.
         if not self.accelerator.is_main_process:
             return
-        slots = {f"{name}/{slot}": x for name, own in optimizer.items() for slot, x in own.items()}
+        slots = {f"{name}/{slot}": x for name, own in optimizer["state"].items() for slot, x in own.items()}
         scaler = self.accelerator.scaler
         state = {
             "seconds": self.seconds,
