@@ -310,6 +310,10 @@ def test_repeat_trains_published_runs_again(tmp_path, monkeypatch):
     assert [[cell.strip() for cell in row.strip("│ ").split("│")] for row in rows] == [
         ["process-50", "t5", "0", "accuracy", "0.2500", f"{score:.4f}", f"{score - 0.25:+.4f}"]
     ]
+    saved.write_text(saved.read_text() + '{"bench": "r')
+    cut = CliRunner().invoke(app, options)
+    assert cut.exit_code == 1 and cut.output.count("│ process-50 ") == 4 and "line 5 cannot be read" in cut.output, cut.output
+    saved.write_text("".join(json.dumps(line) + "\n" for line in changed))
     everything = CliRunner().invoke(app, options)
     assert everything.exit_code == 0 and everything.output.count("│ process-50 ") == 4, everything.output
     assert "not the published model" not in everything.output
@@ -325,8 +329,9 @@ def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):
     run = stored(tmp_path / "runs", "t5", 0, 0.5, environment={**ENVIRONMENT, "data": "data/imdb", "device": "x", "commit": None})
     saved = tmp_path / "lines.jsonl"
     records.save([run], saved)
-    empty, mixed = tmp_path / "empty.jsonl", tmp_path / "mixed.jsonl"
+    empty, mixed, damaged = (tmp_path / f"{name}.jsonl" for name in ("empty", "mixed", "damaged"))
     empty.write_text("")
+    damaged.write_text("{\n")
     records.save([run, stored(tmp_path / "others", "t5", 1, 0.5, environment={**ENVIRONMENT, "commit": None})], mixed)
     for arguments, words in (
         ([str(saved)], "trained on data/imdb, which is not there: pass --data"),
@@ -334,6 +339,7 @@ def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):
         ([str(saved), "--seeds", "0"], "seeds must be at least 1, but is 0"),
         ([str(mixed)], "must have one kind of data, but have data/imdb, generated or built-in sample"),
         ([str(empty)], "there must be runs to repeat, but there are none"),
+        ([str(damaged)], "damaged.jsonl, line 1 cannot be read"),
     ):
         ended = CliRunner().invoke(app, ["repeat", *arguments, "--device", "cpu", "--out", str(tmp_path / "out")])
         assert ended.exit_code == 1 and words in " ".join(ended.output.split()), ended.output

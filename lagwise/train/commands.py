@@ -198,7 +198,10 @@ def repeat(
     from lagwise.train.league import chosen, data_of, main_metric, unlike
 
     notes: list[str] = []
-    published = chosen(records.read(file, notes.append), None if encodings is None else encodings.split(","), seeds)
+    readable = records.read(file, notes.append)
+    if notes and not readable:
+        raise ValueError("\n".join(notes))
+    published = chosen(readable, None if encodings is None else encodings.split(","), seeds)
     if len(kinds := sorted({data_of(run) for run in published})) > 1:
         raise ValueError(
             f"the runs of {file} must have one kind of data, but have {', '.join(kinds)}: give each a file of its own"
