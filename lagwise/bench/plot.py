@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lagwise.extras import install_command
+
 TITLES = {
     "sweep": "Attention with and without relative positions: forward, backward and the gradients of the tables",
     "linear sweep": "Linear attention with and without positions: forward, backward and the gradients of the encodings",
@@ -40,7 +42,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a plot needs matplotlib: pip install 'lagwise[plot]'") from error
+        raise ImportError(f"a plot needs matplotlib: {install_command('plot')}") from error
 
     measured = sorted((line for line in lines if "error" not in line), key=lambda line: line["time"])
     times = sorted({line["time"] for line in measured})

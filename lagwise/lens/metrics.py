@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lagwise.lens.inversions import violations
+
 SHARES = (0.5, 0.9, 0.99)
 """The shares of the probability whose lags are asked for."""
 
@@ -120,10 +122,6 @@ def monotonicity_violation(
     >>> monotonicity_violation(torch.exp(-lags.abs().float())), monotonicity_violation(lags.abs().float())
     (tensor(0., dtype=torch.float64), tensor(1., dtype=torch.float64))
     """
-    try:
-        from lagwise.lens.inversions import violations
-    except ImportError as error:
-        raise ValueError("counting pairs of keys needs numpy, whose sorting is fast: pip install numpy") from error
     queries, keys = maps.shape[-2:]
     lags = torch.arange(keys) - (query_start + torch.arange(queries)[:, None])
     counts = torch.ones_like(lags, dtype=torch.bool) if visible is None else visible.cpu()

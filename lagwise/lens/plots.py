@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lagwise.bench.plot import COLOURS
+from lagwise.extras import install_command
 from lagwise.lens.labels import head_label
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ def _figure(size: tuple[float, float]) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a plot needs matplotlib: pip install 'lagwise[plot]'") from error
+        raise ImportError(f"a plot needs matplotlib: {install_command('plot')}") from error
     return Figure(figsize=size, layout="constrained", dpi=120)
 
 

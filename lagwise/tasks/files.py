@@ -14,6 +14,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from lagwise.extras import install_command
 from lagwise.train.store import replace_text
 
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
@@ -89,7 +90,9 @@ def picture(path: Path, mode: str) -> UInt8[Tensor, "rows columns *channels"]:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise ValueError(f"the package Pillow must be there to read {path.name}, but is not: pip install pillow") from error
+        raise ValueError(
+            f"the package Pillow must be there to read {path.name}, but is not: {install_command('train')}"
+        ) from error
     try:
         with Image.open(path) as picture:
             return pixels_of(picture.convert(mode))
@@ -108,7 +111,7 @@ def from_hub(name: str, split: str, config: str | None = None) -> Any:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise ValueError("the package datasets must be there for data='hub', but is not: pip install datasets") from error
+        raise ValueError(f"the package datasets must be there for data='hub', but is not: {install_command('train')}") from error
     return load_dataset(name, *([] if config is None else [config]), split=split)
 
 

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lagwise.extras import install_command
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from miditok import REMI, TokenizerConfig
@@ -50,7 +52,7 @@ def music_package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise ValueError(f"the package {name} must be there for music, but is not: pip install 'lagwise[music]'") from error
+        raise ValueError(f"the package {name} must be there for music, but is not: {install_command('music')}") from error
 
 
 def read_midi(content: bytes, name: str) -> "Score":

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 import lagwise
 from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.errors import require_sizes
+from lagwise.extras import install_command
 from lagwise.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
 from lagwise.tasks.beam import Search, Translation, beam_search
 from lagwise.tasks.files import cache_folder, store, write_whole
@@ -115,7 +116,7 @@ class Translate(Task):
     """Sentences of two languages, with tokens that both share."""
 
     facts: ClassVar[Facts] = Facts(
-        words="A sentence in another language, token by token; beam search finds it",
+        words="a sentence in another language, found by beam search",
         metric="bleu",
         source="any parallel text, two files with a sentence a line; the sample is an invented pair of languages",
         size="that of the files; the test of WMT17 En-De has 3,004 sentences",
@@ -431,7 +432,7 @@ class Bleu(Metric):
         try:
             from sacrebleu.metrics.bleu import BLEU
         except ImportError as error:
-            raise ValueError("the package sacrebleu must be there for BLEU, but is not: pip install sacrebleu") from error
+            raise ValueError(f"the package sacrebleu must be there for BLEU, but is not: {install_command('train')}") from error
         # Text with spaces between all words is what "none" is for, and no mistake to be told about.
         self.bleu = BLEU(lowercase=lowercase, tokenize=words, force=words == "none")
         self.add_state("lengths", default=torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")

@@ -16,6 +16,7 @@ import torch
 
 from lagwise import pages
 from lagwise.bench.plot import COLOURS
+from lagwise.extras import install_command
 from lagwise.lens.labels import head_labels
 from lagwise.pages import cell, definitions, html_table, scroll_box
 from lagwise.train.compare import failure_of
@@ -202,7 +203,7 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a figure needs matplotlib: pip install 'lagwise[plot]'") from error
+        raise ImportError(f"a figure needs matplotlib: {install_command('plot')}") from error
 
     found = compared(runs, tune)
     tallest = max(len(group.runs) for group in found)
