@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import Parameter
-from statistics import fmean, stdev
+from statistics import fmean, median_low, stdev
 from typing import Any, TypeVar
 
 from lagwise.encodings import options_of
@@ -42,7 +42,7 @@ class Estimate:
         """
         if not self.half_width or not math.isfinite(self.half_width):
             return f"{self.mean:.4g}"
-        decimals = min(max(1 - math.floor(math.log10(self.half_width)), 0), 6)
+        decimals = min(max(1 - magnitude(self.half_width), 0), 6)
         return f"{self.mean:.{decimals}f} ± {self.half_width:.{decimals}f}"
 
 
@@ -56,6 +56,39 @@ def estimate(values: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(fmean(values), None, count)
     return Estimate(fmean(values), t_quantile(count - 1) * stdev(values) / math.sqrt(count), count)
+
+
+def aligned(estimates: Sequence[Estimate], *, most: int = 6) -> list[str]:
+    """Returns the estimates of a column with as many decimals each, and their points below each other.
+
+    The interval in the middle has two digits, but none has more than `most` decimals.
+
+    >>> aligned([Estimate(0.84123, 0.00512, 3), Estimate(-10.5, 0.0312, 3), Estimate(0.5, None, 1)])
+    ['  0.8412 ± 0.0051', '-10.5000 ± 0.0312', '  0.5000         ']
+    """
+    decimals = min(shared_decimals(estimates), most)
+    means = [f"{each.mean:.{decimals}f}" for each in estimates]
+    halves = ["" if each.half_width is None else f" ± {each.half_width:.{decimals}f}" for each in estimates]
+    widths = [max(map(len, column), default=0) for column in (means, halves)]
+    return [f"{mean:>{widths[0]}}{half:<{widths[1]}}" for mean, half in zip(means, halves, strict=True)]
+
+
+def shared_decimals(estimates: Sequence[Estimate]) -> int:
+    """Returns the decimals of a column: by its intervals, or without any, four digits of its largest mean."""
+    halves = [each.half_width for each in estimates if each.half_width and math.isfinite(each.half_width)]
+    means = [abs(each.mean) for each in estimates if each.mean and math.isfinite(each.mean)]
+    by_means = 3 - magnitude(max(means, default=1.0))
+    wanted = 1 - magnitude(median_low(halves)) if halves else by_means
+    return min(max(wanted, 0), 6)
+
+
+def magnitude(value: float) -> int:
+    """Returns the power of ten of the first digit of a number.
+
+    >>> magnitude(0.00512), magnitude(31.2)
+    (-3, 1)
+    """
+    return math.floor(math.log10(value))
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
