@@ -5,15 +5,16 @@ could not tell a dead owner from one on another machine. Who the owner is stands
 """
 
 import os
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lagwise.train.store import make_folder, read_json, write
+from lagwise.train.store import Run, make_folder, read_json, write
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -27,7 +28,11 @@ class Held(ValueError):
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Owns a run's folder, which is made if it is not there; raises where somebody else does."""
+    """Owns a run's folder, which is made if it is not there; raises where somebody else does.
+
+    A folder that was made here goes again where a `ValueError` refuses the run before its first line.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     lock = FileLock(folder / LOCK)
     try:
@@ -41,9 +46,21 @@ def owned(folder: Path) -> Iterator[None]:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         write(folder / OWNER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
         yield
+    except ValueError:
+        if made and not Run(folder).lines:
+            remove(made)
+        raise
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
+
+
+def remove(folders: Sequence[Path]) -> None:
+    """Removes the folder of a run, which comes first, and those around it that nobody else uses."""
+    shutil.rmtree(folders[0], ignore_errors=True)
+    with suppress(OSError):
+        for folder in folders[1:]:
+            folder.rmdir()
 
 
 def owner_words(folder: Path) -> str:
