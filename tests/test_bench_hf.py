@@ -16,6 +16,7 @@ from lagwise.bench import timing
 from lagwise.bench.hf import BERT_4, Answer, Batch, ModelCase
 from lagwise.bench.timing import Measured
 from lagwise.cli import app
+from lagwise.extras import install_command
 from lagwise.hf.bert import self_attentions
 
 CPU = torch.device("cpu")
@@ -262,4 +263,4 @@ def test_without_transformers_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "lagwise.bench.hf")
     monkeypatch.setitem(sys.modules, "transformers", None)
     result = invoke(tmp_path)
-    assert result.exit_code == 1 and "needs transformers: pip install 'lagwise[hf]'" in result.output
+    assert result.exit_code == 1 and f"needs transformers: {install_command('hf')}" in result.output

@@ -133,7 +133,7 @@ def test_a_run_on_plain_text_reads_a_given_one(name, words, tmp_path):
         (["--text", "a", "--example", "1"], "--example must be left out beside --text"),
     ):
         ended = CliRunner().invoke(app, [*command, *more])
-        assert ended.exit_code == 1 and said in ended.output
+        assert ended.exit_code == 2 and said in ended.output
 
 
 def test_tasks_say_what_they_cannot_read():
@@ -164,7 +164,7 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
     train(make_config("process-50", encoding="t5", **SMALL, task_options=sizes), tmp_path, Settings(device="cpu"))
     shutil.rmtree(tmp_path / "checkpoints")
     ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--device", "cpu"])
-    assert ended.exit_code == 1 and "has no checkpoint" in ended.output
+    assert ended.exit_code == 2 and "has no checkpoint" in ended.output
 
 
 # Models of Hugging Face
@@ -247,7 +247,7 @@ def test_what_a_pretrained_model_cannot_read_is_said_in_words(tmp_path):
     with pytest.raises(ValueError, match="--tokens must be at least 1, but is 0"):
         look_at_pretrained(str(tmp_path), TEXT, 0)
     ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--example", "2"])
-    assert ended.exit_code == 1 and "--example must be left out" in ended.output
+    assert ended.exit_code == 2 and "--example must be left out" in ended.output
     blind = Tokenizer(models.BPE({"x": 0}, []))
     transformers.PreTrainedTokenizerFast(tokenizer_object=blind).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="--text must have tokens of the model, but its tokenizer finds none in 'cat'"):

@@ -187,7 +187,7 @@ def test_the_command_looks_at_a_run(name, feature_map, tmp_path, cache):
     more = ["--ablate"] if name == "t5" else []
     ended = CliRunner().invoke(app, ["lens", str(tmp_path / "run"), "--device", "cpu", "--out", str(out), *more])
     if (name, feature_map) == ("rotary", "relu"):
-        assert ended.exit_code == 1 and "Rotary turns features in the numerator alone" in " ".join(ended.output.split())
+        assert ended.exit_code == 2 and "Rotary turns features in the numerator alone" in " ".join(ended.output.split())
         return
     assert ended.exit_code == 0, ended.output
     assert "Attention is linear" in out.read_text()

@@ -269,7 +269,7 @@ def test_kernels_that_cannot_be_had_are_told():
 )
 def test_the_command_says_what_a_run_cannot_do(run, more, words):
     ended = CliRunner().invoke(app, ["lens", str(run), "--device", "cpu", *more])
-    assert ended.exit_code == 1 and words in ended.output
+    assert ended.exit_code == 2 and words in ended.output
 
 
 def test_a_language_model_reads_a_given_text(tmp_path):
@@ -360,9 +360,9 @@ def test_the_command_looks_at_a_t5(tmp_path):
     ):
         assert words in text
     ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--ablate"])
-    assert ended.exit_code == 1 and "--ablate must be left out" in ended.output
+    assert ended.exit_code == 2 and "--ablate must be left out" in ended.output
     ended = CliRunner().invoke(app, ["lens", str(tmp_path), "--device", "cuda"])
-    assert ended.exit_code == 1 and "--data and --device must be left out" in ended.output
+    assert ended.exit_code == 2 and "--data and --device must be left out" in ended.output
 
 
 def test_the_command_looks_at_a_relative_bert(tmp_path):
@@ -381,7 +381,7 @@ def test_the_command_looks_at_a_relative_bert(tmp_path):
 
 def test_a_folder_without_a_model_is_refused_in_words(tmp_path):
     ended = CliRunner().invoke(app, ["lens", str(tmp_path)])
-    assert ended.exit_code == 1 and "MODEL_OR_RUN must be a run, or a model with its tokenizer" in ended.output
+    assert ended.exit_code == 2 and "MODEL_OR_RUN must be a run, or a model with its tokenizer" in ended.output
 
 
 # In a browser

@@ -424,9 +424,9 @@ def test_the_command_tells_the_styles_of_runs(tmp_path):
 
     # Nothing is drawn before all runs are known to be of music.
     refused = call(str(groove), str(reber), "--length", "150")
-    assert refused.exit_code == 1 and "runs must be of music (piano, groove)" in refused.output and not save.exists()
+    assert refused.exit_code == 2 and "runs must be of music (piano, groove)" in refused.output and not save.exists()
     short = call(str(groove), "--length", "5")
-    assert short.exit_code == 1 and f"{groove}: length must be more than" in " ".join(short.output.split())
+    assert short.exit_code == 2 and f"{groove}: length must be more than" in " ".join(short.output.split())
     found = call(str(groove), "--length", "150")
     assert found.exit_code == 0 and "onset-drum" in found.output and "these numbers mean nothing" in found.output
     line = json.loads(save.read_text())

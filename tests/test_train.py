@@ -18,6 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from lagwise.cli import app
+from lagwise.extras import install_command
 from lagwise.train import checkpoint as checkpoints
 from lagwise.train import signals
 from lagwise.train.checkpoint import Checkpoint
@@ -123,9 +124,9 @@ def test_values_that_no_run_can_have(words, message):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
 def test_a_device_that_is_not_there():
     done = CliRunner().invoke(app, ["train", "process-50", "--device", "cuda"])
-    assert done.exit_code == 1 and "torch finds no CUDA device" in done.output
+    assert done.exit_code == 2 and "torch finds no CUDA device" in done.output
     done = CliRunner().invoke(app, ["train", "process-50", "--device", "gpu"])
-    assert done.exit_code == 1 and "--device must be auto, cpu or cuda, but is 'gpu'" in done.output
+    assert done.exit_code == 2 and "--device must be auto, cpu or cuda, but is 'gpu'" in done.output
 
 
 def test_all_of_the_time_is_counted_between_reports(tmp_path, monkeypatch):
@@ -464,13 +465,13 @@ def test_the_command_line_from_training_to_evaluation(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
     assert [line["length"] for line in lines] == [None, 80] and lines[0]["loss"] == Run(tmp_path / "run").result["test"]["loss"]
     done = run(app, ["generate", str(tmp_path / "run"), "--device", "cpu"])
-    assert done.exit_code == 1 and "nothing to generate" in done.output
+    assert done.exit_code == 2 and "nothing to generate" in done.output
     done = run(app, ["tasks"])
     assert done.exit_code == 0 and "process-50" in done.output
     done = run(app, command(tmp_path / "run", "--fields", "dim=48"))
     assert done.exit_code == 0 and "48" in done.output
     done = run(app, command(tmp_path / "other", "layer=3"))
-    assert done.exit_code == 1 and "did you mean 'layers'?" in done.output
+    assert done.exit_code == 2 and "did you mean 'layers'?" in done.output
 
 
 def test_a_model_starts_from_the_encoder_of_another(tmp_path):
@@ -534,7 +535,7 @@ def test_evaluation_uses_the_data_of_the_training(tmp_path):
     written = tmp_path / "run" / "environment.json"
     written.write_text(json.dumps({**json.loads(written.read_text()), "data": str(tmp_path / "gone")}))
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu"])
-    assert done.exit_code == 1 and "is not there: pass --data" in done.output
+    assert done.exit_code == 2 and "is not there: pass --data" in done.output
     (tmp_path / "gone").mkdir()
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu"])
     assert done.exit_code == 0, done.output
@@ -545,4 +546,4 @@ def test_what_is_not_installed_is_said_in_words(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     done = CliRunner().invoke(app, ["tasks"])
-    assert done.exit_code == 1 and "this needs torchmetrics: pip install 'lagwise[train]'" in done.output
+    assert done.exit_code == 1 and f"this needs torchmetrics: {install_command('train')}" in done.output

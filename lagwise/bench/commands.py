@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from lagwise.console import console
-from lagwise.train.commands import changes_of, in_words, settings_of
+from lagwise.console import console, counted, failed, in_words
+from lagwise.extras import install_command
+from lagwise.train.commands import Device, changes_of, check_device, settings_of
 
 if TYPE_CHECKING:
     import torch
 
     from lagwise.bench.records import Case
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside what people run without us.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure speed and memory beside what people run without us.\n\nlagwise bench attention --quick",
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+Lines = Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.", file_okay=False)]
 
 COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
 HF_COLUMNS = [
@@ -28,21 +35,26 @@ DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak Mi
 
 
 @app.command("attention")
+@in_words()
 def attention(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; bfloat16 on a GPU unless given.")] = None,
     encoding: Annotated[list[str] | None, typer.Option(help="Only cases of this encoding; may be repeated.")] = None,
-    time: Annotated[int | None, typer.Option(help="Use this length in all cases; in a sweep, stop there.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all cases; in a sweep, stop there.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.", min=1)] = None,
     impl: Annotated[str, typer.Option(help="Who computes: auto, or the name of an implementation.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Only plain attention and ours.")] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Also ours under torch.use_deterministic_algorithms(True).")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Measure against the length instead, and draw a plot.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+    out: Lines = Path("results"),
 ) -> None:
     """Compare attention with encodings to attention without.
+
+        lagwise bench attention --quick
+        lagwise bench attention --encoding t5 --time 1024
+        lagwise bench attention --sweep --device cuda
 
     For each case, plain attention, ours, and where there is one the code that people use today run in turns on the
     same tensors. The ratio is time by plain attention's time in the same turn (cuDNN's on a GPU): 1.0 would be positions
@@ -54,13 +66,12 @@ def attention(
     if deterministic:
         # cuBLAS repeats its results only with a workspace of its own, which it reads before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
 
     from lagwise.bench import attention as bench
     from lagwise.bench.records import machine, save
 
     where = chosen_device(device)
-    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    kind = chosen_dtype(dtype, where)
     if sweep and (encoding or deterministic):
         raise typer.BadParameter("it measures encodings of its own, and no deterministic mode", param_hint="--sweep")
     turns = repeats or (2 if sweep and where.type == "cpu" else 7)
@@ -69,32 +80,29 @@ def attention(
     table = Table(*COLUMNS, title=title(facts, kind))
     options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
     notes: list[str] = []
-    with console.status("warming up") as status:
-        if sweep:
-            for length in (length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time):
-                records = bench.run_sweep(
-                    length, progress=lambda name, length=length: status.update(f"T = {length}: {name}"), **options
-                )
-                save(records, path)
-                notes += add_rows(table, records)
-        else:
-            for case in chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time):
-                records = bench.run(
-                    case, deterministic=deterministic,
-                    progress=lambda name, case=case: status.update(f"{case.words}: {name}"), **options,
-                )  # fmt: skip
-                save(records, path)
-                notes += add_rows(table, records, words=case.words)
+    if sweep:
+        lengths = [length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time]
+        for length, progress in counted(lengths, lambda length: f"T = {length}"):
+            records = bench.run_sweep(length, progress=progress, **options)
+            save(records, path)
+            notes += add_rows(table, records)
+    else:
+        cases = chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time)
+        for case, progress in counted(cases, lambda case: f"{case.words}, T = {case.time}"):
+            records = bench.run(case, deterministic=deterministic, progress=progress, **options)
+            save(records, path)
+            notes += add_rows(table, records, words=case.words)
     show(table, notes, path, sweep=sweep)
 
 
 @app.command("linear")
+@in_words()
 def linear(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     encoding: Annotated[list[str] | None, typer.Option(help="Of ours, only this encoding and none; may be repeated.")] = None,
-    time: Annotated[int | None, typer.Option(help="Use this length in all shapes; in a sweep, stop there.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.")] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all shapes; in a sweep, stop there.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 2 in a sweep on a CPU.", min=1)] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Causal attention; the goals are for attention both ways.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Only plain linear attention, and ours without positions and with SPE.")
@@ -103,9 +111,13 @@ def linear(
     decode: Annotated[
         bool, typer.Option("--decode", help="Time a decoding step near and far from the start of a sequence instead.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+    out: Lines = Path("results"),
 ) -> None:
     """Compare linear attention with encodings to linear attention without.
+
+        lagwise bench linear --quick
+        lagwise bench linear --encoding sine-spe --causal
+        lagwise bench linear --decode
 
     In each shape, linear attention without positions (plain code with the features relu(x) + 0.001), ours, softmax attention
     without positions, and SPE as published, its codes written out, run in turns on the same tensors. The ratio is to the first of
@@ -114,12 +126,12 @@ def linear(
 
     With --decode, the ratio is to the step at the first position. Lines that failed or were left out say why.
     """
-    import torch
 
     from lagwise.bench import linear as bench
     from lagwise.bench.records import machine, save
 
-    where, kind = chosen_device(device), getattr(torch, dtype)
+    where = chosen_device(device)
+    kind = chosen_dtype(dtype, where)
     check_encodings(encoding, bench.DECODED if decode else list(bench.OPTIONS))
     if decode and (sweep or time or causal or quick):
         raise typer.BadParameter("it has no length to choose, and nothing beside ours", param_hint="--decode")
@@ -130,36 +142,41 @@ def linear(
     options["repeats"] = repeats or (2 if sweep and where.type == "cpu" else 7)
     table = Table(*(DECODE_COLUMNS if decode else COLUMNS), title=title(facts, kind))
     notes: list[str] = []
-    with console.status("warming up") as status:
-        if decode:
-            records = bench.run_decode(progress=status.update, **options)
+    if decode:
+        for _, progress in counted(["decoding"], str):
+            records = bench.run_decode(progress=progress, **options)
             save(records, path)
             notes += add_decode_rows(table, records)
-        else:
-            for shape in bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time):
-                records = bench.run(
-                    replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear",
-                    progress=lambda name, shape=shape: status.update(f"T = {shape.time}: {name}"), **options,
-                )  # fmt: skip
-                save(records, path)
-                notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
+    else:
+        shapes = bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time)
+        for shape, progress in counted(shapes, lambda shape: f"T = {shape.time}"):
+            records = bench.run(
+                replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear", progress=progress,
+                **options,
+            )  # fmt: skip
+            save(records, path)
+            notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
     show(table, notes, path, sweep=sweep)
 
 
 @app.command("hf")
+@in_words()
 def hf(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[
         str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16; bfloat16 on a GPU unless given.")
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this model, such as t5-base; may be repeated.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Use this number of sequences in all cases, and no goals.")] = None,
-    time: Annotated[int | None, typer.Option(help="Use this length in all cases, and no goals.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 3 on a CPU.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Use this number of sequences in all cases, and no goals.", min=1)] = None,
+    time: Annotated[int | None, typer.Option(help="Use this length in all cases, and no goals.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 3 on a CPU.", min=1)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only ours, and what ratios are taken to.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+    out: Lines = Path("results"),
 ) -> None:
     """Compare Hugging Face models with attn_implementation="lagwise" to the same models without.
+
+        lagwise bench hf --quick
+        lagwise bench hf --case t5-small --time 256
 
     T5 (t5-base; t5-base-encoder is its encoder alone) runs with "eager", "sdpa" and "lagwise". BERT with relative positions
     (bert-base-m4: relative_key_query) runs as transformers 4 computed it, with "lagwise", and for reference with "sdpa", which
@@ -170,18 +187,16 @@ def hf(
     The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to transformers 4 for BERT:
     more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
     """
-    import torch
 
     from lagwise.bench.records import machine, save
 
     try:
         from lagwise.bench import hf as bench
     except ModuleNotFoundError as error:
-        console.print(f"bench hf needs {error.name}: pip install 'lagwise\\[hf]'")
-        raise typer.Exit(1) from error
+        raise failed(f"bench hf needs {error.name}: {install_command('hf')}", 1) from error
 
     where = chosen_device(device)
-    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    kind = chosen_dtype(dtype, where)
     cases = bench.CASES[where.type]
     known = list(dict.fromkeys(each.model for each in cases))
     for name in case or []:
@@ -191,28 +206,31 @@ def hf(
     path = out / f"hf-{where.type}-{facts['date']}.jsonl"
     table = Table(*HF_COLUMNS, title=f"{title(facts, kind)}, transformers {bench.versions()['transformers']}")
     notes: list[str] = []
-    with console.status("warming up") as status:
-        for each in (each.at(batch, time) for each in cases if not case or each.model in case):
-            records = bench.run(
-                each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick,
-                progress=lambda name, each=each: status.update(f"{each.words}: {name}"),
-            )  # fmt: skip
-            save(records, path)
-            notes += add_hf_rows(table, records, words=each.words)
+    chosen = [each.at(batch, time) for each in cases if not case or each.model in case]
+    for each, progress in counted(chosen, lambda each: f"{each.words}, T = {each.time}"):
+        records = bench.run(
+            each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick, progress=progress
+        )
+        save(records, path)
+        notes += add_hf_rows(table, records, words=each.words)
     show(table, notes, path, sweep=False)
 
 
 @app.command("models")
+@in_words()
 def models(
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda where there is one.")] = "auto",
+    device: Device = "auto",
     dtype: Annotated[str | None, typer.Option(help="Of the products: float32, bfloat16; bfloat16 on a GPU unless given.")] = None,
     encoding: Annotated[list[str] | None, typer.Option(help="Only this encoding and none; may be repeated.")] = None,
     attention: Annotated[str, typer.Option(help="softmax, linear, or both.")] = "both",
-    time: Annotated[list[int] | None, typer.Option(help="Use this length; may be repeated.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="Turns of each encoding: 7, or 3 on a CPU.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+    time: Annotated[list[int] | None, typer.Option(help="Use this length; may be repeated.", min=1)] = None,
+    repeats: Annotated[int | None, typer.Option(help="Turns of each encoding: 7, or 3 on a CPU.", min=1)] = None,
+    out: Lines = Path("results"),
 ) -> None:
     """Compare training of a whole encoder with each encoding to the same encoder without one.
+
+        lagwise bench models --encoding t5 --encoding rotary
+        lagwise bench models --attention linear --time 1024
 
     Six layers of width 512 with an embedding and a score for each of 8,192 tokens (a smaller one on a CPU); a step is forward,
     backward and AdamW, with equally many tokens at each length (65,536 on a GPU, at T = 512, 4096 and 16384). The encoders run
@@ -220,7 +238,6 @@ def models(
     tokens and less memory are better. The peak has the weights and all that training holds. Lines that failed, and encodings
     that a kind of attention cannot use, say why.
     """
-    import torch
 
     from lagwise.bench import models as bench
     from lagwise.bench.records import machine, save
@@ -230,19 +247,19 @@ def models(
         raise typer.BadParameter(f"it is softmax, linear or both, not {attention!r}", param_hint="--attention")
     check_encodings(encoding, list(ENCODINGS))
     where = chosen_device(device)
-    kind = getattr(torch, dtype) if dtype else (torch.bfloat16 if where.type == "cuda" else torch.float32)
+    kind = chosen_dtype(dtype, where)
     facts = machine(where)
     path = out / f"models-{where.type}-{facts['date']}.jsonl"
     table = Table(*MODEL_COLUMNS, title=title(facts, kind))
     notes: list[str] = []
-    with console.status("warming up") as status:
-        for shape in (each for each in bench.shapes(where, time) if attention in ("both", each.attention)):
-            records = bench.run(
-                shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
-                progress=lambda name, shape=shape: status.update(f"{shape.attention}, T = {shape.time}: {name}"),
-            )  # fmt: skip
-            save(records, path)
-            notes += add_model_rows(table, records)
+    shapes = [each for each in bench.shapes(where, time) if attention in ("both", each.attention)]
+    for shape, progress in counted(shapes, lambda shape: f"{shape.attention}, T = {shape.time}"):
+        records = bench.run(
+            shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
+            progress=progress,
+        )  # fmt: skip
+        save(records, path)
+        notes += add_model_rows(table, records)
     show(table, notes, path, sweep=False)
 
 
@@ -252,25 +269,26 @@ def loop(
     task: Annotated[str, typer.Argument(help="What is trained on; `lagwise tasks` lists them.")],
     fields: Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help="Fields of `lagwise train`.")] = None,
     preset: Annotated[str, typer.Option(help="A preset of the task.")] = "",
-    steps: Annotated[int, typer.Option(help="Steps of each turn.")] = 50,
+    steps: Annotated[int, typer.Option(help="Steps of each turn.", min=1)] = 50,
     data: Annotated[str | None, typer.Option(help="Folder with the official files.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: what there is.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.")] = Path("results"),
+    device: Device = "auto",
+    workers: Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.", min=0)] = None,
+    out: Lines = Path("results"),
 ) -> None:
     """Measure whether the input keeps up with training.
 
+        lagwise bench loop process-50
+        lagwise bench loop lm --data DIR dim=768 batch=32
+
     Training steps on new batches, with the reports of the loss, take turns with the same steps on one batch that lies on the
     device. The share is the speed of the first by that of the second: 1.0 is an input that costs nothing.
-
-        lagwise bench loop lm --data DIR dim=768 layers=12 heads=12 task.length=512 batch=32 precision=bf16
     """
     from lagwise.bench import loop as bench
     from lagwise.bench.records import save
     from lagwise.train.loop import make_config
 
     record = bench.run(
-        make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, workers=workers), steps=steps
+        make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, task, workers=workers), steps=steps
     )
     path = out / f"loop-{chosen_device(device).type}-{record['date']}.jsonl"
     save([record], path)
@@ -279,28 +297,35 @@ def loop(
 
 
 @app.command("plot")
+@in_words()
 def plot(
     file: Annotated[Path, typer.Argument(help="JSON lines of a --sweep of `lagwise bench`.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="The picture; beside the lines unless given.")] = None,
 ) -> None:
     """Draw time and memory against the length from the saved lines of a sweep.
 
+        lagwise bench plot results/sweep-cpu-2026-01-31.jsonl
+
     The lines may come from another machine. Where there are several of the same contender and length, the last one counts.
     """
-    try:
-        console.print(f"drawn to {draw_plot(file, out or file.with_suffix('.png'))}")
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="FILE") from error
-    except ImportError as error:
-        console.print(str(error), markup=False)
-        raise typer.Exit(1) from error
+    console.print(f"drawn to {draw_plot(file, out or file.with_suffix('.png'))}", soft_wrap=True)
 
 
 def chosen_device(name: str) -> "torch.device":
     """Returns the device of this name, or with "auto" a GPU where there is one."""
     import torch
 
+    check_device(name)
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def chosen_dtype(name: str | None, device: "torch.device") -> "torch.dtype":
+    """Returns the type of this name; unless one is given, bfloat16 on a GPU and float32 elsewhere."""
+    import torch
+
+    if name is not None and name not in DTYPES:
+        raise ValueError(f"--dtype must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, but is {name!r}")
+    return getattr(torch, name or ("bfloat16" if device.type == "cuda" else "float32"))
 
 
 def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:

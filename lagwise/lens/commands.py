@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from lagwise.console import console
-from lagwise.train.commands import Data, Device, Runs, Save, in_words, measured_on, settings_of, trained
+from lagwise.console import console, in_words
+from lagwise.extras import install_command
+from lagwise.train.commands import Data, Device, Runs, Save, measured_on, settings_of, trained
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,16 +67,18 @@ def lens(
 ) -> None:
     """Write a page about what a model learned about position: priors, attention, ranges, for each layer and head.
 
-        lagwise lens runs/process-50/at5/0123456789ab-seed0 --ablate
-        lagwise lens google-t5/t5-small --text "The cat sat on the mat." --out t5.html
+        lagwise lens runs/process-50/at5/*-seed0 --ablate
+        lagwise lens google-t5/t5-small --text "The cat sat."
 
-    Models are those of runs, and those of Hugging Face that can have attn_implementation="lagwise", by name or folder. Linear
+    Models are those of runs, and those of Hugging Face that can have attn_implementation="lagwise", by name or folder. What
+    begins with a folder that is there, or with a dot, a slash or ~, is a folder and never looked for on the Hub. Linear
     attention is shown too, but not with rotary, whose weights are no probabilities there. The page is one file that needs nothing
     else.
     """
     from lagwise.lens.page import page
     from lagwise.train.store import ENVIRONMENT
 
+    check_folder(model)
     is_run = (Path(model) / ENVIRONMENT).is_file()
     if example and (text is not None or not is_run):
         raise ValueError("--example must be left out beside --text, and for a Hugging Face model, which has no test split")
@@ -112,7 +115,8 @@ def ablate(
 ) -> None:
     """Evaluate runs with the priors of more and more heads: which of them does the model need?
 
-        lagwise ablate runs/squad/at5/*-seed0 runs/squad/t5/*-seed0 --save ablation.jsonl
+        lagwise ablate runs/squad/*/*-seed0
+        lagwise ablate runs/squad/at5/* --save ablation.jsonl
 
     The first paper's ablation: all biases are switched off, and those of single heads on again, from the lowest to the highest
     peak of the prior. The metric is that of the validation split.
@@ -135,6 +139,18 @@ def ablate(
     console.print(table)
     if save is not None:
         console.print(f"added to {save}")
+
+
+def check_folder(name: str) -> None:
+    """Raises for a folder that is not there, so that the Hub is not asked for it."""
+    if is_path(name) and not Path(name).is_dir():
+        raise ValueError(f"MODEL_OR_RUN must be a run or a Hugging Face model, but there is no folder {name}")
+
+
+def is_path(name: str) -> bool:
+    """Says whether a name is that of a folder: names of the Hub have one slash at most, and an owner that is no folder here."""
+    first, *others = name.split("/")
+    return name.startswith((".", "/", "~")) or len(others) > 1 or (bool(others) and Path(first).is_dir())
 
 
 def ablation_of(session: "Session") -> "Ablation":
@@ -238,7 +254,7 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError("a Hugging Face model needs transformers: pip install 'lagwise[hf]'") from error
+        raise ValueError(f"a Hugging Face model needs transformers: {install_command('hf')}") from error
     import torch
 
     from lagwise.lens import capture

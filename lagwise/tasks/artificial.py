@@ -67,7 +67,7 @@ class Process50(Classification):
     """Which of two Markov chains made a string of zeros and ones?"""
 
     facts: ClassVar[Facts] = Facts(
-        words="which of two Markov chains made a string of 50 zeros and ones, whose counts say next to nothing",
+        words="which of two Markov chains made a string of 50 zeros and ones?",
         metric="accuracy",
         source="generated: P(0 -> 1) = 0.2 and P(1 -> 0) = 0.4, or 0.3 and 0.6",
         size="5,000 / 5,000 / 5,000 strings of 50",
@@ -153,7 +153,7 @@ class Reber(Classification):
     """Which symbol must end a string of the embedded Reber grammar? The one that it began with."""
 
     facts: ClassVar[Facts] = Facts(
-        words="the last symbol of a string of the embedded Reber grammar, which is its second: T or P",
+        words="the last symbol of a Reber string, which is its second: T or P",
         metric="accuracy",
         source="generated: B x R y R x, x and y being T and P or P and T, R strings of the Reber grammar; x R y R is shown",
         size="1,000 / 5,000 / 5,000 different strings, 24 symbols long on average",

@@ -421,7 +421,7 @@ class Wnli(Glue):
 
     layout = Layout("WNLI", "wnli", ("sentence1", "sentence2"), "label", ("0", "1"), ("other", "same"))
     facts: ClassVar[Facts] = facts_of(
-        "who is meant by a pronoun? (a sentence that names one: does it follow?)", "accuracy",
+        "who is meant by a pronoun? A sentence names one: is it so?", "accuracy",
         "Winograd schemas (Levesque et al. 2011) in GLUE", "635 train, 71 dev", layout,
         f"{SPLIT_WORDS}. Dev is adversarial: its sentences are those of train with the other answer, so that a model that learns "
         "train by heart is below chance",

@@ -96,7 +96,7 @@ class Image(PixelTask):
     classes = 10
     pooling = "first"
     facts: ClassVar[Facts] = Facts(
-        words="What of ten things does a small photograph show? Tokens are its 1,024 pixels in grey",
+        words="which of ten things does a photo show? Tokens are grey pixels",
         metric="accuracy",
         source="CIFAR-10 (Krizhevsky 2009) in grey, as in the Long-Range Arena (Tay et al. 2021)",
         size="45,000 training, 5,000 validation (the last of the training pictures) and 10,000 test pictures of 32 x 32",

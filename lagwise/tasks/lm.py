@@ -117,7 +117,7 @@ class LanguageModel(Task):
     """Texts as tokens, causal or masked."""
 
     facts: ClassVar[Facts] = Facts(
-        words="the next token of a text, or tokens that were hidden; tokens are bytes, BPE or WordPiece",
+        words="the next token of a text, or hidden ones: bytes, BPE, WordPiece",
         metric="bits_per_byte",
         source="any text: documents between blank lines, or under `= title =` lines",
         size="that of the text; the last documents are for validation and test",

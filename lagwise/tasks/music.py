@@ -412,7 +412,7 @@ class Piano(Music):
 
     sines = 5
     facts: ClassVar[Facts] = Facts(
-        words="the next token of a piece for piano in REMI tokens: bars, positions, chords, tempos and notes",
+        words="the next token of a piano piece, in REMI tokens",
         metric="nll",
         source="AILabs1k7 pop piano (Hsiao et al. 2021) as stored tokens, or any MIDI files, tokenised by miditok",
         size="1,572 / 87 / 88 pieces as in Liutkus et al. 2021; 80 / 10 / 10 % of MIDI files without folders for the splits",
@@ -470,7 +470,7 @@ class Groove(Music):
 
     sines = 8
     facts: ClassVar[Facts] = Facts(
-        words="the next token of drums, or of drums with accompaniment, in REMI tokens; goes on from two bars",
+        words="the next token of drums, with or without accompaniment",
         metric="nll",
         source="the Groove MIDI Dataset (Gillick et al. 2019), in place of Groove2Groove's accompaniments, or any MIDI files",
         size="897 / 124 / 129 recordings; 80 / 10 / 10 % of MIDI files without info.csv or folders for the splits",

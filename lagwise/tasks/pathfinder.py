@@ -32,7 +32,7 @@ class Pathfinder(PixelTask):
     classes = 2
     pooling = "mean"
     facts: ClassVar[Facts] = Facts(
-        words="Does a dashed line join two dots, among other lines? Tokens are the 1,024 pixels",
+        words="does a dashed line join two dots? Tokens are the 1,024 pixels",
         metric="accuracy",
         source="Pathfinder (Kim et al. 2020), the hard level at 32 x 32, as in the Long-Range Arena (Tay et al. 2021)",
         size="80 % training, 10 % validation and 10 % test pictures of all in the files, in one fixed random order",

@@ -94,7 +94,7 @@ class Retrieval(Classification):
 
     classes = 2
     facts: ClassVar[Facts] = Facts(
-        words="Do two documents belong together? Tokens are their bytes, and one encoder reads each of them apart",
+        words="do two documents belong together? Each is read apart, as bytes",
         metric="accuracy",
         source=(
             "ACL Anthology Network: does one paper cite the other? As in the Long-Range Arena (Tay et al. 2021). Also a "

@@ -397,7 +397,7 @@ class Trec(Sentences):
     kinds: ClassVar[tuple[str, ...]] = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
     classes = len(kinds)
     facts: ClassVar[Facts] = Facts(
-        words="what does a question ask for: abbreviation, description, thing, person, place or number?",
+        words="which of six kinds of thing does a question ask for?",
         metric="accuracy",
         source="TREC questions (Li and Roth 2002), six coarse classes",
         size="5,452 questions to train on, of which a fixed tenth is for validation, and 500 to test on",

@@ -63,7 +63,7 @@ class Text(Classification):
 
     classes = 2
     facts: ClassVar[Facts] = Facts(
-        words="Does a film review praise the film? Tokens are its bytes",
+        words="does a film review praise the film? Tokens are its bytes",
         metric="accuracy",
         source="IMDb reviews (Maas et al. 2011), as in the Long-Range Arena (Tay et al. 2021)",
         size="22,500 training, 2,500 validation and 25,000 test reviews, the first 1,000 bytes of each",

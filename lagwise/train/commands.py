@@ -4,24 +4,22 @@ import math
 import os
 import shlex
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, track
+from rich.progress import Progress, TaskID, track
 from rich.table import Table
 
-from lagwise.console import console
-from lagwise.train.signals import ignore_signals, interrupt, on_signal
+from lagwise.console import console, failed, in_words, progress_bar
 
 if TYPE_CHECKING:
+    from lagwise.train.compare import Outcome
     from lagwise.train.config import Config
-    from lagwise.train.league import Group
     from lagwise.train.loop import Session, Settings
     from lagwise.train.store import Run
 
@@ -44,43 +42,32 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of r
 Fields = Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help=FIELDS_HELP)]
 Data = Annotated[
     str | None,
-    typer.Option(help="Folder with the official files, or hub: download them. Without it, generated data or a small sample."),
+    typer.Option(
+        help="Folder with the official files, or hub: download them. Without it, generated data or a small sample. What is made "
+        "of them once, such as a tokenizer, is kept in the folder LAGWISE_CACHE."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: what there is.")]
 Precision = Annotated[str | None, typer.Option(help="fp32, bf16 or fp16; the task's own unless given.")]
-Steps = Annotated[int | None, typer.Option(help="Training steps; the task's own unless given.")]
-Preset = Annotated[str, typer.Option(help="A configuration of the papers; `lagwise tasks` lists them.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps; the task's own unless given.", min=0)]
+Preset = Annotated[str, typer.Option(help="A configuration of the papers; `lagwise tasks TASK` lists them.")]
 Lengths = Annotated[
     str | None, typer.Option(help="Evaluate the test split at these lengths too, with commas between: the inductive test.")
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that make batches; 2 for a GPU, 0 for a CPU.", min=0)]
+Jobs = Annotated[int | None, typer.Option(help="Runs at the same time; one for each core on a CPU, one on a GPU.", min=1)]
 Save = Annotated[
     Path | None, typer.Option(help="Also add a line of JSON for each run to this file.", dir_okay=False, callback=made_room)
 ]
-Temperature = Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.")]
-Nucleus = Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this probability.")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of a run on a CPU; one for a small model and one for each core for others.", min=1)
+]
+Temperature = Annotated[float, typer.Option(help="Below 1 likely tokens become likelier; 0 takes the likeliest.", min=0.0)]
+Nucleus = Annotated[
+    float, typer.Option(help="Draw from the likeliest tokens that together have this probability.", min=0.0, max=1.0)
+]
 Seed = Annotated[int, typer.Option(help="Where random numbers start.")]
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
-
-
-@contextmanager
-def in_words() -> Iterator[None]:
-    """Shows what went wrong in words; exit status 130 says that the user stopped it."""
-    try:
-        with warnings.catch_warnings(), on_signal(interrupt):
-            warnings.showwarning = lambda message, *_, **__: console.print(f"warning: {message}", markup=False)
-            yield
-    except KeyboardInterrupt as error:
-        ignore_signals()
-        console.print(str(error) or "stopped", markup=False)
-        raise typer.Exit(130) from error
-    except (ValueError, ArithmeticError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(1) from error
-    except ModuleNotFoundError as error:
-        console.print(f"error: this needs {error.name}: pip install 'lagwise[train]'", markup=False)
-        raise typer.Exit(1) from error
 
 
 def register(app: typer.Typer) -> None:
@@ -91,13 +78,14 @@ def register(app: typer.Typer) -> None:
 
 @in_words()
 def compare(
+    context: typer.Context,
     fields: Fields = None,
     task: Annotated[str, typer.Option(help="What to train on; `lagwise tasks` lists them.")] = "process-50",
     encodings: Annotated[
         str | None, typer.Option(help="Names with commas between, or all. `lagwise encodings` lists them. Eight unless given.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Runs of each encoding. Equal seeds have equal data, so that differences are paired.")
+        int, typer.Option(help="Runs of each encoding. Equal seeds have equal data, so that differences are paired.", min=1)
     ] = 3,
     baseline: Annotated[
         str | None, typer.Option(help="The encoding that others are compared to; t5 where it takes part.")
@@ -124,19 +112,26 @@ def compare(
             "--from", help="Train nothing, and compare the runs of this folder, or of a file that --save wrote. May be repeated."
         ),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Also write the runs to this file, a line of JSON each.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Also write the runs to this file, a line of JSON each.", dir_okay=False, callback=made_room),
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show all columns of the table: validation, parameters, speed and memory too.")
+    ] = False,
     out: Out = Path("runs"),
 ) -> None:
-    """Train the same model with several position encodings, and show which is best.
+    """Train the same model with several position encodings, and say which is best.
+
+        lagwise compare
+        lagwise compare --encodings t5,at5 --seeds 5
+        lagwise compare --task adding --lengths 200,400
+        lagwise compare --task reber --tune rate=5e-4,2e-3
+        lagwise compare --from runs/process-50 --wide
 
     Without arguments: Process-50, strings from two Markov chains that have the same counts and differ in their order, a small
-    model, eight encodings, three seeds, a few minutes on two cores. It ends with a league table, and writes report.html,
+    model, eight encodings, three seeds, two minutes on two cores. It ends with a table and a verdict, and writes report.html,
     report.png and league.csv.
-
-        lagwise compare --encodings t5,at5 --seeds 5
-        lagwise compare --task listops --preset relu-sine --encodings sine-spe,rotary --data DIR --device cuda
-        lagwise compare --task reber --tune rate=5e-4,2e-3 --save reber.jsonl
-        lagwise compare --from runs/process-50
 
     Runs that are complete are not run again, and runs that were stopped go on.
     """
@@ -144,33 +139,36 @@ def compare(
     from lagwise.train import records
     from lagwise.train.league import baselines, groups
     from lagwise.train.report import write_report
+    from lagwise.train.screen import show_comparison
 
     notes: list[str] = []
     trials = trials_of(tune or [])
     if stored:
+        check_alone(context, "--from", ("baseline", "tune", "stored", "save", "wide", "out"))
         runs = records.stored_runs(stored, notes.append)
     else:
         names = encodings.split(",") if encodings and encodings != "all" else encodings or list(comparing.DEFAULT_ENCODINGS)
         changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths)
         configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes, tune=trials)
-        settings = settings_of(device, data, save_every=0, workers=workers)
+        check_baseline(baseline, [config.encoding for config in configs])
+        settings = settings_of(device, data, task, save_every=0, workers=workers)
         outcomes = run_all(configs, out, settings, jobs, again)
-        notes = [
-            f"{outcome.config.encoding}, seed {outcome.config.seed}: {outcome.error}" for outcome in outcomes if outcome.error
-        ]
+        notes = failures(outcomes)
         runs = records.complete((outcome.run for outcome in outcomes if outcome.error is None), notes.append)
     if not runs:
-        raise ValueError("no run is complete, so that there is nothing to compare" + "".join(f"\n{note}" for note in notes))
+        raise ValueError("\n".join(notes or ["no run is complete, so that there is nothing to compare"]))
     found = groups(runs, list(trials))
     for group, other in zip(found, baselines(found, baseline), strict=True):
-        show_league(group, other)
+        show_comparison(group, other, wide=wide)
     for note in notes:
-        console.print(note, markup=False)
+        console.print(note)
+    console.print()
     if save is not None:
         records.save(runs, save)
         console.print(f"written to {save}")
-    for path in write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials), notes):
-        console.print(f"written to {path}")
+    page, *others = write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials), notes)
+    console.print(f"written to {', '.join(map(str, others))}", soft_wrap=True)
+    console.print(f"open {page} in a browser for curves, priors and all differences", soft_wrap=True)
     if notes:
         raise typer.Exit(1)
 
@@ -179,7 +177,7 @@ def compare(
 def repeat(
     file: Annotated[Path, typer.Argument(help="Lines of runs, as in results/.", exists=True, dir_okay=False)],
     encodings: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Only the first so many seeds of each.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Only the first so many seeds of each.", min=1)] = None,
     data: Data = None,
     device: Device = "auto",
     jobs: Jobs = None,
@@ -188,8 +186,8 @@ def repeat(
 ) -> None:
     """Train published runs once more, with all their fields and seeds, and show the old and the new numbers side by side.
 
-        lagwise repeat results/process-50.jsonl --encodings t5,at5 --seeds 1
-        lagwise repeat results/lra-text.jsonl --encodings rotary --data IMDB --device cuda
+        lagwise repeat results/process-50.jsonl --seeds 1
+        lagwise repeat results/lra-text.jsonl --data IMDB
 
     On a CPU of the same kind and with the same versions the numbers are the same; elsewhere rounding differs, and they differ
     too. Runs that start from others find them where these were repeated with the same --out.
@@ -218,7 +216,7 @@ def repeat(
             console.print(f"warning: this is not the published model: {difference}", markup=False)
     console.print(table)
     for note in notes:
-        console.print(note, markup=False)
+        console.print(note)
     if notes or any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -236,7 +234,8 @@ def train(
     precision: Precision = None,
     lengths: Lengths = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint, if there is one.")] = False,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500,
+    threads: Threads = None,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 for one at the end.", min=0)] = 500,
     workers: Workers = None,
     tracker: Annotated[
         str | None, typer.Option(help="Where numbers go too: tensorboard (where it is installed), wandb, ..., or none.")
@@ -247,9 +246,11 @@ def train(
 ) -> None:
     """Train one model on one task, with checkpoints, and evaluate it.
 
-        lagwise train process-50 --encoding at5 --steps 500
-        lagwise train text --preset relu-sine --data DIR --device cuda --precision bf16
-        accelerate launch --num_processes 2 -m lagwise train listops --encoding rotary batch=64
+        lagwise train process-50 --encoding at5
+        lagwise train process-50 --fields
+        lagwise train text --preset relu-sine --data DIR
+        lagwise train listops dim=256 encoding.max_lag=64
+        accelerate launch -m lagwise train listops batch=64
 
     Ctrl-C saves a checkpoint before it stops; the same command with --resume goes on, also after a crash, and gives the same
     numbers as a run that was never stopped.
@@ -257,6 +258,8 @@ def train(
     from lagwise.train.compare import folder_of
     from lagwise.train.loop import default_tracker, make_config
     from lagwise.train.loop import train as run
+    from lagwise.train.screen import show_config, show_result
+    from lagwise.train.threads import use_threads
 
     changes = changes_of(fields, steps=steps, precision=precision, lengths=lengths, encoding=encoding)
     config = make_config(task, preset=preset, **{"seed": seed, **changes})
@@ -264,14 +267,15 @@ def train(
         show_config(config)
         return
     tracker = None if tracker == "none" else tracker or default_tracker()
-    settings = settings_of(device, data, save_every=save_every, workers=workers, tracker=tracker)
+    settings = settings_of(device, data, task, save_every=save_every, workers=workers, tracker=tracker)
+    use_threads(threads, [config])
     where = folder or folder_of(out, config)
     with progress_bar(hidden=not is_main_process()) as progress:
         bar = progress.add_task(f"{config.task}, {config.encoding}", total=config.steps, facts="")
         result = run(config, where, settings, resume=resume, watch=lambda line: advance(progress, bar, line))
     if is_main_process():
         show_result(config, result)
-        console.print(f"the run is in {where}")
+        console.print(f"the run is in {where}", soft_wrap=True)
 
 
 @in_words()
@@ -284,7 +288,8 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model, also at other lengths than it was trained at.
 
-        lagwise evaluate runs/adding/t5/0123456789ab-seed0 --lengths 200,400,800
+        lagwise evaluate runs/adding/t5/*-seed0
+        lagwise evaluate runs/adding/t5/*-seed0 --lengths 200,400
 
     The numbers are added to the run's evaluations.jsonl.
     """
@@ -311,8 +316,8 @@ def evaluate(
 def generate(
     run: Annotated[Path, typer.Argument(help="The folder of a run of a task that generates.", exists=True, file_okay=False)],
     prompt: Annotated[str | None, typer.Option(help="What to go on from: text, or a file where the task says so.")] = None,
-    count: Annotated[int, typer.Option(help="How many.")] = 1,
-    length: Annotated[int, typer.Option(help="Tokens of each, the prompt included.")] = 256,
+    count: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
+    length: Annotated[int, typer.Option(help="Tokens of each, the prompt included.", min=1)] = 256,
     temperature: Temperature = 1.0,
     nucleus: Nucleus = 1.0,
     seed: Seed = 0,
@@ -322,7 +327,10 @@ def generate(
 ) -> None:
     """Draw new sequences from a trained model, of a task that has something to generate.
 
-    lagwise generate runs/lm/rotary/0123456789ab-seed0 --prompt "The " --length 500 --temperature 0.8
+        lagwise generate runs/lm/rotary/*-seed0 --prompt "The "
+        lagwise generate runs/piano/t5/*-seed0 --length 1024
+
+    Each is written to a file of its own: text of language models, notes and a picture of music.
     """
     from lagwise.tasks.base import Sampling
 
@@ -347,7 +355,8 @@ def styles(
 ) -> None:
     """Let models of music go on from two bars: does what they play stay like the piece?
 
-        lagwise styles runs/groove/rotary/*-seed0 runs/groove/conv-spe/*-seed0 --save styles.jsonl
+        lagwise styles runs/groove/*/*-seed0
+        lagwise styles runs/groove/t5/* --save styles.jsonl
 
     After the third paper: pieces of the test split that are at least as long as a training example, and for each quarter of a
     continuation the cosine between its histograms and those of the whole piece. Shown is the median over continuations.
@@ -399,18 +408,29 @@ def measured_on(kind: str, session: "Session") -> dict[str, Any]:
 
 
 @in_words()
-def tasks() -> None:
-    """List all tasks, with where their data comes from, and what was published on them."""
-    from lagwise.tasks import TASKS
+def tasks(
+    name: Annotated[str | None, typer.Argument(metavar="[TASK]", help="Tell more about this one, or about a family.")] = None,
+) -> None:
+    """List all tasks, or tell about one: its data, its fields and presets, and what was published on it.
 
-    table = Table("task", "what is asked", "metric", "data", "licence", "published", "presets", show_lines=True)
-    for name, kind in TASKS.items():
-        facts = kind.facts
-        more = [f"--data DIR: {facts.files}"] if facts.files else []
-        more += [f"--data hub: {facts.hub}"] if facts.hub else []
-        data = "\n".join([facts.source, facts.size, *more])
-        table.add_row(name, facts.words, facts.metric, data, facts.licence, facts.published, ", ".join(kind.presets))
-    console.print(table)
+        lagwise tasks
+        lagwise tasks glue
+        lagwise tasks listops
+
+    Fields of a task are set as task.NAME=VALUE, in compare and in train.
+    """
+    from lagwise.tasks import TASKS
+    from lagwise.train.screen import show_task, show_tasks
+
+    family = [each for each in TASKS if name is not None and each.startswith(f"{name}/")]
+    if name is None:
+        show_tasks(TASKS, families=True)
+        console.print("Without --data, a task generates its data or uses a small built-in sample.")
+        console.print("`lagwise tasks TASK` tells more about one.")
+    elif family:
+        show_tasks({each: TASKS[each] for each in family})
+    else:
+        show_task(name)
 
 
 @in_words()
@@ -421,9 +441,12 @@ def results(
 ) -> None:
     """Write the tables and figures of a page anew, from lines of results.
 
+        lagwise results docs/results.md
+        lagwise results docs/results.md --check
+
     A mark in the page says what stands there, up to its end:
 
-        <!-- results: league results/reber.jsonl --tune rate --percent --figure docs/figures/reber.png -->
+        <!-- results: league results/reber.jsonl --percent -->
         <!-- end -->
 
     `league`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
@@ -436,7 +459,7 @@ def results(
     text = tables.filled(document.resolve(), root.resolve(), figures=not check)
     changed = text != document.read_text()
     if check and changed:
-        raise ValueError(f"{document} does not say what its lines say: run lagwise results")
+        raise failed(f"{document} does not say what its lines say: run lagwise results", 1)
     if changed:
         document.write_text(text)
     console.print(f"{document} {'is written anew' if changed else 'says what its lines say'}")
@@ -470,6 +493,27 @@ def with_data_of(run: "Run", settings: "Settings") -> "Settings":
     return replace(settings, data=HUB if trained_on == HUB else Path(trained_on))
 
 
+def check_alone(context: typer.Context, option: str, beside: Sequence[str]) -> None:
+    """Raises for what was given beside an option that makes it meaningless."""
+    given = [
+        "FIELD=VALUE" if parameter.name == "fields" else parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in beside and (source := context.get_parameter_source(str(parameter.name))) is not None
+        and source.name == "COMMANDLINE"
+    ]  # fmt: skip
+    if given:
+        raise ValueError(f"{', '.join(given)} must be left out beside {option}, which trains nothing")
+
+
+def check_baseline(name: str | None, encodings: Sequence[str]) -> None:
+    """Raises for a baseline that takes no part, before anything is trained."""
+    from lagwise.encodings import nearest
+
+    known = list(dict.fromkeys(encodings))
+    if name is not None and name.partition(" (")[0] not in known:
+        raise ValueError(f"--baseline must be one of {', '.join(known)}, but is {name!r}{nearest(name, known)}")
+
+
 def changes_of(fields: list[str] | None, **options: Any) -> dict[str, Any]:
     """Returns the fields that a command line sets: those of options and those in words, which count more."""
     from lagwise.train.config import parsed
@@ -494,38 +538,34 @@ def trials_of(tune: list[str]) -> dict[str, list[Any]]:
     return found
 
 
-def settings_of(device: str, data: str | None, **options: Any) -> "Settings":
-    """Returns how runs are carried out."""
-    import torch
-
+def settings_of(device: str, data: str | None, task: str | None = None, **options: Any) -> "Settings":
+    """Returns how runs are carried out; data for a task that makes its own is refused."""
+    from lagwise.tasks import task_named
     from lagwise.tasks.base import HUB
     from lagwise.train.loop import Settings
 
     where = data if data is None or data == HUB else Path(data)
     if isinstance(where, Path) and not where.is_dir():
         raise ValueError(f"--data must be a folder or hub, but {data} is no folder")
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"--device must be auto, cpu or cuda, but is {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device must be auto or cpu here, where torch finds no CUDA device, but is 'cuda'")
+    if where is not None and task is not None and not (task_named(task).facts.files or task_named(task).facts.hub):
+        raise ValueError(f"--data must be left out for {task}, whose data is generated, but is {data}")
+    check_device(device)
     return Settings(data=where, device=None if device == "auto" else device, **options)
+
+
+def check_device(name: str) -> None:
+    """Raises for a device that there is not."""
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, but is {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device must be auto or cpu here, where torch finds no CUDA device, but is 'cuda'")
 
 
 def is_main_process() -> bool:
     """Says whether this process is the one that talks; launchers number them."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def progress_bar(*, hidden: bool = False) -> Progress:
-    """Returns a bar with the steps, some facts, and the time that is left."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=hidden)
 
 
 def advance(progress: Progress, bar: TaskID, line: dict[str, Any]) -> None:
@@ -536,13 +576,20 @@ def advance(progress: Progress, bar: TaskID, line: dict[str, Any]) -> None:
         progress.update(bar, facts=f"loss {line['loss']:.4f}, {speed:,.0f} tokens/s")
 
 
-def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int | None, again: bool) -> list[Any]:
-    """Runs all configs with one bar for all steps."""
+def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int | None, again: bool) -> "list[Outcome]":
+    """Runs all configs with one bar for all steps; the numbers of an encoding appear when its last seed is done."""
     from lagwise.train import compare as comparing
+    from lagwise.train.screen import outcome_words
+    from lagwise.train.threads import use_threads
 
+    jobs = jobs or comparing.default_jobs(settings.device)
+    if jobs == 1:
+        use_threads(None, configs)
     with progress_bar() as progress:
         bar = progress.add_task("", total=sum(config.steps for config in configs), facts="")
         done: dict[int, int] = {}
+        rows = Counter(config.fingerprint(without=["seed"]) for config in configs)
+        outcomes: dict[str, list[Outcome]] = {row: [] for row in rows}
 
         def watch(event: dict[str, Any]) -> None:
             config, line = event["config"], event.get("line")
@@ -550,59 +597,19 @@ def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int 
             loss = "" if line is None or "split" in line else f"loss {line['loss']:.3f}"
             words = f"{config.encoding}, seed {config.seed} ({event['run'] + 1} of {event['of']})"
             progress.update(bar, completed=sum(done.values()), description=words, facts=loss)
+            if line is None:
+                row = config.fingerprint(without=["seed"])
+                outcomes[row].append(event["outcome"])
+                if len(outcomes[row]) == rows[row]:
+                    progress.console.print(outcome_words(outcomes[row]), markup=False, highlight=False)
 
-        return comparing.run_all(
-            configs, out, settings, jobs=jobs or comparing.default_jobs(settings.device), again=again, watch=watch
-        )
-
-
-def show_league(group: "Group", baseline: str) -> None:
-    """Prints the league of some runs that may be compared, with differences to a baseline within each seed."""
-    from lagwise.train import league
-
-    found = {difference.encoding: difference for difference in league.differences_of(group, baseline)}
-    rows = league.rows_of(group)
-    lengths = list(dict.fromkeys(length for row in rows for length in row.lengths))
-    table = Table(
-        "encoding", f"{group.metric} (test)", f"minus {baseline}", "validation", *(f"at {length}" for length in lengths), "seeds",
-        *group.tune, "its parameters", "seconds", "peak MiB", title=group.title,
-    )  # fmt: skip
-    for row in rows:
-        difference = found.get(row.encoding)
-        paired = "" if difference is None or difference.estimate is None else str(difference.estimate)
-        table.add_row(
-            row.encoding, str(row.test), paired, str(row.validation), *(str(row.lengths.get(length, "-")) for length in lengths),
-            str(len(row.seeds)), *(str(row.options[field]) for field in group.tune), f"{row.parameters:,}", f"{row.seconds:.1f}",
-            "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.1f}",
-        )  # fmt: skip
-    console.print(table)
-    console.print("± is the 95 % confidence interval over the seeds; differences are taken within each seed")
+        return comparing.run_all(configs, out, settings, jobs=jobs, again=again, watch=watch)
 
 
-def show_config(config: "Config") -> None:
-    """Prints all fields."""
-    table = Table("field", "value")
-    for name, value in config.to_json().items():
-        table.add_row(name, str(value))
-    console.print(table)
-
-
-def show_result(config: "Config", result: dict[str, Any]) -> None:
-    """Prints the final numbers of a run."""
-    table = Table(
-        "split", "length", *(name for name in result["test"] if name != "loss"), "loss", title=f"{config.task}, {config.encoding}"
-    )
-    rows = [(split, "its own", result[split]) for split in ("validation", "test")]
-    rows += [("test", length, found) for length, found in result["lengths"].items()]
-    for split, length, found in rows:
-        names = [*(name for name in result["test"] if name != "loss"), "loss"]
-        table.add_row(split, length, *(f"{found[name]:.4f}" if name in found else found.get("refused", "-") for name in names))
-    console.print(table)
-    words = [
-        f"{result['parameters']:,} parameters, {result['encoding_parameters']:,} of the encoding",
-        f"{result['seconds']:.1f} s",
-    ]
-    words += [f"{result['tokens_per_second']:,.0f} tokens/s"] if result["tokens_per_second"] else []
-    console.print(", ".join(words))
-    if result["sample"]:
-        console.print("the data is the small built-in sample: these numbers mean nothing. Pass --data")
+def failures(outcomes: "Sequence[Outcome]") -> list[str]:
+    """Returns which runs failed, each reason once."""
+    found: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.error is not None:
+            found.setdefault(outcome.error, []).append(f"{outcome.config.encoding}, seed {outcome.config.seed}")
+    return [f"{'all runs' if len(runs) == len(outcomes) else '; '.join(runs)} failed: {error}" for error, runs in found.items()]
