@@ -15,7 +15,7 @@ import lagwise
 import lagwise.hf
 from lagwise import lens
 from lagwise.cli import app
-from lagwise.lens.commands import last_position, look_at_pretrained, words_of
+from lagwise.lens.commands import is_path, last_position, look_at_pretrained, words_of
 from lagwise.tasks.base import Task
 from lagwise.tasks.glue import Glue
 from lagwise.tasks.lm import LanguageModel
@@ -252,3 +252,18 @@ def test_what_a_pretrained_model_cannot_read_is_said_in_words(tmp_path):
     transformers.PreTrainedTokenizerFast(tokenizer_object=blind).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="--text must have tokens of the model, but its tokenizer finds none in 'cat'"):
         look_at_pretrained(str(tmp_path), "cat", 512)
+
+
+@pytest.mark.parametrize("name", ["runs/nothing", "./nothing", "../nothing", "/nothing", "~/nothing", "a/b/c", "nothing/"])
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr("lagwise.lens.commands.look_at_pretrained", lambda *_: pytest.fail("asked the Hub"))
+    ended = CliRunner().invoke(app, ["lens", name])
+    assert ended.exit_code == 2 and f"there is no folder {name}" in ended.output
+
+
+@pytest.mark.parametrize("name", ["google-t5/t5-small", "bert-base-uncased", "runs-of-mine/model"])
+def test_names_of_the_hub_are_no_folders(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not is_path(name)

@@ -8,6 +8,7 @@ import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -24,6 +25,7 @@ from lagwise.train.config import Config
 from lagwise.train.league import groups, league
 from lagwise.train.loop import Settings, make_config, train
 from lagwise.train.store import Run, write
+from lagwise.train.verdict import verdict_on
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&{{data}}"
 VOID = {"meta", "img", "br", "input", "link", "hr"}
@@ -198,6 +200,15 @@ def test_the_page_is_whole_and_needs_nothing_else(runs):
     assert len(found.scripts) == 2 and "prefers-color-scheme: dark" in text
     assert "process-50: 3 position encodings in the same model, trained for 30 steps with seeds 0, 1; test accuracy" in text
     assert "lagwise compare" in text and "mean nothing" not in text
+
+
+def test_the_page_begins_with_the_verdict_and_counts_runs_where_it_names_seeds(runs):
+    text = report.page(runs, "")
+    (group,) = groups(runs)
+    assert text.index(escape(verdict_on(group))) < text.index("<h3>League</h3>")
+    league_head, *_, differences_head = (row for row in read(text).rows if row[0].startswith("encoding"))
+    assert league_head[1].startswith("runs") and "seeds" in differences_head
+    assert "no significant difference" in text and "told apart" not in text
 
 
 def test_the_tables_of_the_page_have_the_numbers_of_the_league(runs):

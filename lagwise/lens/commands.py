@@ -150,7 +150,7 @@ def check_folder(name: str) -> None:
 def is_path(name: str) -> bool:
     """Says whether a name is that of a folder: names of the Hub have one slash at most, and an owner that is no folder here."""
     first, *others = name.split("/")
-    return name.startswith((".", "/", "~")) or len(others) > 1 or (bool(others) and Path(first).is_dir())
+    return name.startswith((".", "/", "~")) or name.endswith("/") or len(others) > 1 or (bool(others) and Path(first).is_dir())
 
 
 def ablation_of(session: "Session") -> "Ablation":

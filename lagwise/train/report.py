@@ -34,6 +34,7 @@ from lagwise.train.league import (
 )
 from lagwise.train.loop import make_task
 from lagwise.train.store import Run, make_folder, replace_text, writing
+from lagwise.train.verdict import verdict_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -470,12 +471,15 @@ def section(group: Group, number: int) -> str:
 <section data-group="{number}">
 <h2>{escape(group.title)}</h2>
 <p>{escape(sentence(group))}. ± is the half-width of the 95 % confidence interval of the mean over seeds, by Student's t.</p>
+<h3>Verdict</h3>
+<p data-verdict>{escape(verdict_on(group))}</p>
 <h3>League</h3>
 {league_table(group, rows)}
 {lengths_table(group, rows)}
 <h3>Differences within seeds</h3>
 <p><label>Test {escape(group.metric)} minus that of <select data-baseline>{names}</select></label> with the same seed, so with the
-same data in the same order. Each interval is for one pair by itself: of twenty without a cause, one leaves zero out.</p>
+same data in the same order. Each interval is for one pair by itself: of twenty without a cause, one leaves zero out. The verdict
+counts how many there are, and claims less.</p>
 {scroll_box(DIFFERENCES, "Differences")}
 {curves_part}
 <h3>Priors</h3>
@@ -492,7 +496,7 @@ same data in the same order. Each interval is for one pair by itself: of twenty 
 def league_table(group: Group, rows: Sequence[Row]) -> str:
     """Returns the league as a table whose headers sort it."""
     headers = [
-        "encoding", "seeds", f"test {group.metric}", "interval", f"validation {group.metric}", "parameters", "training s",
+        "encoding", "runs", f"test {group.metric}", "interval", f"validation {group.metric}", "parameters", "training s",
         "tokens/s", "peak MiB",
     ]  # fmt: skip
     ends = [each for row in rows for each in bounds(row.test) if math.isfinite(each)] or [0.0, 1.0]
