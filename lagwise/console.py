@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from lagwise.extras import install_command
 from lagwise.train.signals import ignore_signals, interrupt, on_signal
@@ -53,6 +55,12 @@ def failed(words: str, status: int) -> typer.Exit:
     """Says what went wrong, and returns what ends the command."""
     errors.print(f"error: {words}", highlight=False)
     return typer.Exit(status)
+
+
+def print_whole(table: Table, where: Console = console) -> None:
+    """Prints a table in lines as long as they have to be, so that a narrow screen breaks them and cuts nothing off."""
+    table.width = Measurement.get(where, where.options.update(max_width=1000), table).maximum
+    where.print(table, crop=False, soft_wrap=True)
 
 
 def help_of(command: Callable[..., Any]) -> str:

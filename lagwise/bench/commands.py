@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from lagwise.console import console, counted, failed, in_words
+from lagwise.console import console, counted, failed, in_words, print_whole
 from lagwise.extras import install_command
 from lagwise.train.commands import Device, changes_of, check_device, settings_of
 
@@ -335,7 +335,7 @@ def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:
 
 def show(table: Table, notes: list[str], path: Path, *, sweep: bool) -> None:
     """Prints a table and the notes on it, and where its numbers are; draws those of a sweep."""
-    console.print(table)
+    print_whole(table)
     for note in notes:
         console.print(note, markup=False, highlight=False)
     console.print(f"saved to {path}")

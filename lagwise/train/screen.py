@@ -6,10 +6,9 @@ from statistics import fmean
 from typing import Any
 
 from rich import box
-from rich.measure import Measurement
 from rich.table import Table
 
-from lagwise.console import console
+from lagwise.console import console, print_whole
 from lagwise.tasks import Task, task_named
 from lagwise.tasks.files import cache_folder
 from lagwise.train.compare import Outcome
@@ -43,7 +42,12 @@ def show_comparison(group: Group, baseline: str, *, wide: bool = False) -> None:
         wide: Show all columns, however wide the table becomes.
     """
     rows = rows_of(group)
-    show(league_table(group, rows, baseline, wide=wide), wide=wide)
+    table = league_table(group, rows, baseline, wide=wide)
+    if wide:
+        print_whole(table, console)
+    else:
+        console.print(table)
+    console.print()
     show_lengths(group, rows)
     if any(len(row.seeds) > 1 for row in rows):
         console.print(CONFIDENCE_NOTE, highlight=False)
@@ -108,29 +112,20 @@ def show_lengths(group: Group, rows: Sequence[Row]) -> None:
         refused += [
             f"{row.encoding} at {length:,}: {each}" for row, each in zip(rows, found, strict=True) if isinstance(each, str)
         ]
-    show(filled(columns, title=f"test {group.metric} at other lengths"))
+    console.print(filled(columns, title=f"test {group.metric} at other lengths"))
     for words in refused:
         console.print(words, markup=False, highlight=False)
+    console.print()
 
 
 def filled(columns: dict[str, list[str]], *, title: str) -> Table:
     """Returns a table of columns; the first one names the rows, and all others are numbers."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for number, name in enumerate(columns):
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
-
-
-def show(table: Table, *, wide: bool = False) -> None:
-    """Prints a table; a wide one in lines as long as they have to be, whatever the screen is."""
-    if wide:
-        unbounded = console.options.update(max_width=1000)
-        table.width = Measurement.get(console, unbounded, table).maximum
-        console.print(table, crop=False, soft_wrap=True)
-    else:
-        console.print(table)
 
 
 def show_tasks(tasks: Mapping[str, type[Task]], *, families: bool = False) -> None:
