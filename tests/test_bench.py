@@ -291,7 +291,7 @@ def test_bench_attention_prints_a_table_and_saves_its_numbers(tmp_path):
     assert result.exit_code == 0, result.output
     assert "plain" in result.output and "eager M4" in result.output and "saved to" in result.output
     # No terminal: a line for each case that is done.
-    assert "1 of 2: t5, T = 64; about" in result.output and "2 of 2: huang4" in result.output
+    assert "1 of 3: t5, T = 64; about" in result.output and "2 of 3: huang4" in result.output
     assert "about 0 s left" in result.output
     records = read_lines(tmp_path, "attention")
     assert {record["contender"] for record in records} == {"plain", "lagwise", "dense bias", "eager M4"}
