@@ -66,7 +66,7 @@ def test_other_lengths_have_a_table_of_their_own(shown):
 
 def test_it_ends_with_a_verdict(shown):
     last = " ".join(" ".join(shown(80).splitlines()[-5:]).split())
-    assert last.endswith("(Paired t-tests within seeds at 5 %, with Bonferroni's correction for the 7 others of each.)")
+    assert last.endswith("(Paired t-tests within seeds at 5 % for each encoding, with Bonferroni's correction for its 7 others.)")
     assert "supports no claim: pass --data" in " ".join(shown(80, sample=True).split())
 
 

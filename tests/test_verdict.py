@@ -22,7 +22,7 @@ def say(given, higher_is_better=True):
 def test_one_encoding_is_best():
     found = say(scores(none=0.5, t5=0.8, rotary=0.6))
     assert found.startswith("t5 is best: its accuracy is significantly higher than that of rotary and none.")
-    assert "Bonferroni's correction for the 2 others of each" in found
+    assert "5 % for each encoding, with Bonferroni's correction for its 2 others" in found
 
 
 def test_several_lead_and_others_are_behind():

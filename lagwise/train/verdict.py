@@ -2,7 +2,8 @@
 
 An encoding is behind if it is significantly worse than another one, by a paired t-test within seeds whose level of 5 % is shared
 out among the others that it is compared to. The truly best one is called behind with a probability of 5 % at most, so that it is
-among the rest with 95 % confidence: multiple comparisons with the best (Hsu 1984), with Bonferroni's bound.
+among the rest with 95 % confidence: multiple comparisons with the best (Hsu 1984), with Bonferroni's bound. The 5 % are those of
+each encoding: that any of several equally good ones is called behind is likelier.
 """
 
 import math
@@ -92,7 +93,7 @@ def p_value(differences: Sequence[float]) -> float:
 
 def method(others: int) -> str:
     """Returns how significance is come by where each encoding is compared to so many others."""
-    shared = f", with Bonferroni's correction for the {others} others of each" if others > 1 else ""
+    shared = f" for each encoding, with Bonferroni's correction for its {others} others" if others > 1 else ""
     return f"(Paired t-tests within seeds at {100 * (1 - CONFIDENCE):.0f} %{shared}.)"
 
 
