@@ -65,18 +65,11 @@ class Plan:
     """
 
     def __init__(self, call: Lowered, tables: Terms, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None):
-        gain = tables.gain
-        self.channels = gain is not None and gain.values.shape[2] > 1
-        k, raw_k = call.k, call.raw_k
-        if call.key_mask is not None and (self.channels or tables.key is not None):
-            # The kernels of tiles leave hidden keys out themselves; products with all keys must not meet what these hold.
-            hidden = ~call.key_mask[:, None, :, None]
-            k, raw_k = k.masked_fill(hidden, 0.0), None if raw_k is None else raw_k.masked_fill(hidden, 0.0)
-        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, k, call.v))
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
         self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
-        self.raw_q, self.raw_k = q if call.raw_q is None else call.raw_q, k if raw_k is None else raw_k
         self.batch, self.heads, self.queries, head_dim = q.shape
         self.keys, value_dim = k.shape[2], v.shape[3]
+        self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, call.raw_q), (k, call.raw_k)))
         first, last = seen_lags(call)
         for limits in (lags, only):
             if limits is not None:
@@ -84,6 +77,8 @@ class Plan:
         self.first, self.last = first, last
         self.tables = tables
         self.bands: dict[str, Tensor] = {}
+        gain = self.tables.gain
+        self.channels = gain is not None and gain.values.shape[2] > 1
         self.low = self.high = 0
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
@@ -174,6 +169,10 @@ class Plan:
             sequence = torch.searchsorted(call.cu_seqlens, index, right=True)
             self.arguments["SequenceStart"] = call.cu_seqlens[sequence - 1].int()
             self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
+
+    def shown(self, k: Tensor) -> Tensor:
+        """Returns keys with zeros where a mask hides them: gradients of scores are zero there, which NaN would not leave so."""
+        return k if self.call.key_mask is None else k.masked_fill(~self.call.key_mask[:, None, :, None], 0.0)
 
     def table(self, name: str) -> Tensor:
         """Returns the band of `query` or `key`, [heads or 1, lags, channels]."""
@@ -521,7 +520,8 @@ def _score_gradients(
         dscores = given["DKeyScores"]
         if key_ends is not None:
             add_ends(dscores, key_ends)
-        gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads), tables.key.heads)
+        keys = per_query_head(plan.shown(plan.raw_k), plan.heads)
+        gradient = scale * summed_products(dscores, keys, tables.key.heads)
         plan.tables.key.fold(gradient, plan.band_first, tables.key)
         _add(found, "k", plan.call.raw_k, dscores, plan.table("key"), scale)
     dscores = plan.arguments.pop("BandScores")
@@ -539,7 +539,10 @@ def _channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], ta
     assert plan.tables.gain is not None and tables.gain is not None
     sizes, rows, warps = plan.runs(loads_gain=True)
     pairs = plan.batch * plan.heads
-    given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
+    k = plan.shown(plan.k)
+    given = {
+        **plan.arguments, **sizes, "K": k, **strides("k", k), "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"],
+    }  # fmt: skip
     run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
     run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
     sizes, rows, warps = plan.runs(loads_gain=False)

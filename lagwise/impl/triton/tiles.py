@@ -117,7 +117,8 @@ def visible(
     if RAGGED:
         seen = seen & (key < keys)
     if MASK:
-        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0)
+        # Rows beyond the last one read the scores of that one, which has NaN where a hidden key holds it.
+        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0) & (row < queries)
     if PACKED:
         there = row < queries
         seen = seen & (key >= tl.load(SequenceStart + row, mask=there, other=0))
