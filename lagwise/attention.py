@@ -126,7 +126,8 @@ def attention(
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
         out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
 
-    Sums are taken in float32, in float64 for float64 inputs. A row that may attend to nothing gives zeros. Under autocast q, k
+    Sums are taken in float32, in float64 for float64 inputs. A row that may attend to nothing, or whose logits are all minus
+    infinity, gives zeros. Keys and values that `lengths` or `key_mask` hide may hold anything, NaN included. Under autocast q, k
     and v are cast as `torch.nn.functional.scaled_dot_product_attention` does, and the encoding's tables are not.
 
     Args:

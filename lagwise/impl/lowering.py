@@ -134,13 +134,15 @@ class Part:
 
 
 def tables_of(call: Lowered) -> Terms:
-    """Returns the tables of a call as terms without a transform."""
-    slopes = None if call.slopes is None else (call.slopes[0], call.slopes[1])
+    """Returns the tables of a call as terms without a transform; one with slopes in the type of the sums, in which it is one."""
     tables: dict[str, Any] = {
-        name: LagTable(values, first, slopes if name == "bias" else None)
+        name: LagTable(values, first)
         for name, first in zip(TABLES, call.firsts, strict=True)
         if (values := getattr(call, name)) is not None
     }
+    if call.slopes is not None:
+        bias = replace(tables["bias"], slopes=(call.slopes[0], call.slopes[1]))
+        tables["bias"] = bias.to(torch.promote_types(call.q.dtype, torch.float32))
     return Terms(**tables)
 
 
