@@ -173,7 +173,7 @@ def test_what_a_stored_comparison_has_no_use_for_is_refused(tmp_path):
 def test_a_folder_that_cannot_be_made_is_said_in_words(tmp_path):
     (tmp_path / "file").write_text("")
     ended = invoke("train", "process-50", *SMALL, "--out", tmp_path / "file" / "runs")
-    assert ended.exit_code == 1 and "Not a directory" in ended.output
+    assert ended.exit_code == 2 and "Not a directory" in ended.output
 
 
 # How extras are installed

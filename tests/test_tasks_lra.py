@@ -193,7 +193,7 @@ def test_reviews_of_the_hub(monkeypatch):
 
 def test_the_hub_without_its_package_or_without_the_task(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match="pip install datasets"):
+    with pytest.raises(ValueError, match=r"datasets must be there for data='hub', but is not: pip install"):
         Text("hub").examples("train")
     with pytest.raises(ValueError, match="not on the Hub"):
         Retrieval("hub")

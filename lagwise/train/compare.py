@@ -187,8 +187,8 @@ def run_all(
             about = {"outcome": found} if isinstance(found, Outcome) else {"line": found}
             watch({"run": number, "of": len(configs), "config": configs[number], **about})
 
+    todo, is_new = [], not out.exists()
     make_folder(out)
-    todo = []
     for number, config in enumerate(configs):
         job = Job(number, config, folder_of(out, config), settings, loop.train)
         found = (cleared(job) if again else None) or settled(job)
@@ -203,7 +203,16 @@ def run_all(
             in_turn(todo, tell)
     except KeyboardInterrupt as error:
         raise Interrupted(interrupted_words(todo)) from error
+    remove_empty(out, all_of_it=is_new)
     return [outcomes[number] for number in range(len(configs))]
+
+
+def remove_empty(out: Path, *, all_of_it: bool) -> None:
+    """Removes folders of runs' tasks and encodings that hold nothing, since their runs were refused; perhaps that of all too."""
+    for folder in [*out.glob("*/*"), *out.glob("*"), *([out] if all_of_it else [])]:
+        # Only an empty folder can be removed so.
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def interrupted_words(jobs: Iterable[Job]) -> str:

@@ -441,7 +441,7 @@ def in_words(fields: dict[str, Any]) -> dict[str, str]:
 
 
 DIFFERENCES = """<table data-differences><thead><tr><th scope="col">encoding</th><th scope="col">difference</th>
-<th scope="col">95 % interval</th><th scope="col">pairs</th><th scope="col" data-words>in words</th></tr></thead>
+<th scope="col">95 % interval</th><th scope="col">seeds</th><th scope="col" data-words>in words</th></tr></thead>
 <tbody></tbody></table>"""
 
 

@@ -222,9 +222,9 @@ def forward_kernel(
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
-    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
-    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr,
+    PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr,
+    FAR_MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes output and log-sum-exp of a block of queries.
 
@@ -294,7 +294,7 @@ def forward_kernel(
                         past_mass += tl.sum(before(weights, lag, value_first), 1)
                         future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
                         put_lag_scores(BandLogits, row[:, None], queries, lag, value_first, value_lags, logits)
-                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
+                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, HIDE)
                 out = out * shrink[:, None] + product(weights.to(v.dtype), v)
                 peak = higher
     some = tl.where(total > 0.0, total, 1.0)
@@ -336,9 +336,9 @@ def query_gradient_kernel(
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
-    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
-    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DQ_BY_TOKEN: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr,
+    PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr,
+    FAR_MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DQ_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
 
@@ -396,8 +396,8 @@ def query_gradient_kernel(
             for key_start in range(lower, upper, KEYS):
                 key = key_start + tl.arange(0, KEYS)
                 lag = key[None, :] - row[:, None] - start
-                k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, WHOLE, MASK)
-                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
+                k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, WHOLE, HIDE)
+                v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, HIDE)
                 content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, SIDE, CHANNELS)
                 logits, gain = tile_logits(
                     content, lag, row[:, None], key[None, :], head, scale, Bias, Slopes, Gain, table_first, near_first, near_last,
@@ -507,9 +507,9 @@ def key_gradient_kernel(
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
     BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr,
-    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
-    STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr, FAR_MASKED: tl.constexpr,
-    LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DK_BY_TOKEN: tl.constexpr,
+    QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr,
+    PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr, FAR: tl.constexpr, NEAR_MASKED: tl.constexpr,
+    FAR_MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr, SIDES: tl.constexpr, DK_BY_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends; those of scores are zero
     where a key has no query, and the queries' kernel knows the others.
@@ -551,7 +551,7 @@ def key_gradient_kernel(
     state = dropout_state(Seed, batch, head) if DROPOUT else 0
 
     k = load_rows(K, key, keys, k_time, head_dim, WIDTH, WHOLE)
-    v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, MASK)
+    v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, WHOLE, HIDE)
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
     # Sums over queries go across warps; as a product with ones they cost less.

@@ -50,8 +50,8 @@ def scalar_gradient_kernel(
     band_first, band_lags, value_first, value_lags, scale, dropped, chunks,
     head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
     BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr, DROPOUT: tl.constexpr,
-    FAR: tl.constexpr, LIMITED: tl.constexpr,
+    VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr,
+    DROPOUT: tl.constexpr, FAR: tl.constexpr, LIMITED: tl.constexpr,
 ):  # fmt: skip
     """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more."""
     part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
@@ -84,8 +84,8 @@ def scalar_gradient_kernel(
         key = row + start + offset
         some_key = tl.maximum(key, 0)[None, :]
         q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False)
-        k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, False, MASK)
-        v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, False, MASK)
+        k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, False, HIDE)
+        v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, False, HIDE)
         dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
         lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, NEAR)
         q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)

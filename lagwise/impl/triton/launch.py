@@ -66,7 +66,7 @@ class Plan:
 
     def __init__(self, call: Lowered, tables: Terms, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None):
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
-        self.call, self.q, self.k, self.v, self.only = call, q, k, v, only
+        self.call, self.q, self.k, self.only = call, q, k, only
         self.batch, self.heads, self.queries, head_dim = q.shape
         self.keys, value_dim = k.shape[2], v.shape[3]
         self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, call.raw_q), (k, call.raw_k)))
@@ -83,6 +83,7 @@ class Plan:
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
         self.scored = any(getattr(self.tables, name) is not None for name in scored)
+        self.v = v = self.shown(v)
         scores = self.tables.query is not None or self.channels
         self.band_first, self.band_last = aligned(*self.band(*scored))
         self.value_first, self.value_last = aligned(*self.band("value"))
@@ -106,7 +107,8 @@ class Plan:
             "BIAS": self.tables.bias is not None, "SLOPES": call.slopes is not None,
             "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels, "SCORES": scores,
             "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
-            "MASK": call.key_mask is not None, "PACKED": call.cu_seqlens is not None, "STARTS": call.starts is not None,
+            "MASK": call.key_mask is not None, "HIDE": call.key_mask is not None and not self.scored,
+            "PACKED": call.cu_seqlens is not None, "STARTS": call.starts is not None,
             "DROPOUT": call.dropout > 0.0, "FAR": only is None,
             "LIMITED": call.causal or call.window is not None or lags is not None or only is not None,
             "WINDOW": call.window is not None or lags is not None,
@@ -170,9 +172,20 @@ class Plan:
             self.arguments["SequenceStart"] = call.cu_seqlens[sequence - 1].int()
             self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
 
-    def shown(self, k: Tensor) -> Tensor:
-        """Returns keys with zeros where a mask hides them: gradients of scores are zero there, which NaN would not leave so."""
-        return k if self.call.key_mask is None else k.masked_fill(~self.call.key_mask[:, None, :, None], 0.0)
+    def shown(self, x: Tensor) -> Tensor:
+        """Returns k or v with zeros where a mask hides them, if there are scores; without them the kernels see to that.
+
+        Where there are scores, loads that depend on a mask cost the kernels a tenth of their time.
+        """
+        if self.call.key_mask is None or not self.scored:
+            return x
+        return x.masked_fill(~self.call.key_mask[:, None, :, None], 0.0)
+
+    def hide_keys(self) -> None:
+        """Leaves zeros of hidden keys, for gradients alone: logits are masked, but a gradient of zero times NaN is NaN."""
+        self.k = self.shown(self.k)
+        self.raw_k = self.k if self.call.raw_k is None else self.shown(self.raw_k)
+        self.arguments |= {"K": self.k, **strides("k", self.k)}
 
     def table(self, name: str) -> Tensor:
         """Returns the band of `query` or `key`, [heads or 1, lags, channels]."""
@@ -447,6 +460,7 @@ def differentiate(
 
     The ends come from the kernels, or from the far fields where the plan has only the band.
     """
+    plan.hide_keys()
     plan.score()
     zeros: dict[str, Any] = {name: table.zeros(torch.float32) for name, table in plan.tables.tables().items()}
     tables = Terms(**zeros)
@@ -520,8 +534,7 @@ def _score_gradients(
         dscores = given["DKeyScores"]
         if key_ends is not None:
             add_ends(dscores, key_ends)
-        keys = per_query_head(plan.shown(plan.raw_k), plan.heads)
-        gradient = scale * summed_products(dscores, keys, tables.key.heads)
+        gradient = scale * summed_products(dscores, per_query_head(plan.raw_k, plan.heads), tables.key.heads)
         plan.tables.key.fold(gradient, plan.band_first, tables.key)
         _add(found, "k", plan.call.raw_k, dscores, plan.table("key"), scale)
     dscores = plan.arguments.pop("BandScores")
@@ -539,10 +552,7 @@ def _channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], ta
     assert plan.tables.gain is not None and tables.gain is not None
     sizes, rows, warps = plan.runs(loads_gain=True)
     pairs = plan.batch * plan.heads
-    k = plan.shown(plan.k)
-    given = {
-        **plan.arguments, **sizes, "K": k, **strides("k", k), "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"],
-    }  # fmt: skip
+    given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
     run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
     run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
     sizes, rows, warps = plan.runs(loads_gain=False)

@@ -61,10 +61,10 @@ def load_columns(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr
 
 @triton.jit
 def load_keys(
-    X, KeyMask, key, keys, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, MASK: tl.constexpr
+    X, KeyMask, key, keys, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, HIDE: tl.constexpr
 ):  # fmt: skip
-    """Loads rows of k or v, zeros where a mask hides them: these may hold anything, and a weight of zero times NaN is NaN."""
-    if MASK:
+    """Loads rows of k or v, with HIDE zeros where a mask hides them: they may hold anything, and zero times NaN is NaN."""
+    if HIDE:
         channel = tl.arange(0, WIDTH)
         shown = tl.load(KeyMask + key, mask=(key >= 0) & (key < keys), other=0) != 0
         pointers = X + key.to(tl.int64)[:, None] * stride + channel[None, :]
@@ -117,8 +117,7 @@ def visible(
     if RAGGED:
         seen = seen & (key < keys)
     if MASK:
-        # Rows beyond the last one read the scores of that one, which has NaN where a hidden key holds it.
-        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0) & (row < queries)
+        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0)
     if PACKED:
         there = row < queries
         seen = seen & (key >= tl.load(SequenceStart + row, mask=there, other=0))
