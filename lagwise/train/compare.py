@@ -26,7 +26,7 @@ from lagwise.train.league import check_tuned
 from lagwise.train.lock import LOCK, OWNER, Held, owned
 from lagwise.train.loop import Diverged, Halted, Interrupted, Settings, data_words, make_config, saved_words
 from lagwise.train.signals import stop_on_signal
-from lagwise.train.store import Run, make_folder, read_if_there, write
+from lagwise.train.store import Run, make_folder, missing, read_if_there, remove_empty, write
 
 DEFAULT_ENCODINGS = ("none", "sinusoidal", "t5", "at5", "huang2", "shaw", "huang4", "rotary")
 """No positions, absolute ones, and of each family of relative ones those that are used most."""
@@ -187,7 +187,7 @@ def run_all(
             about = {"outcome": found} if isinstance(found, Outcome) else {"line": found}
             watch({"run": number, "of": len(configs), "config": configs[number], **about})
 
-    todo, is_new = [], not out.exists()
+    todo, made = [], missing(out)
     make_folder(out)
     for number, config in enumerate(configs):
         job = Job(number, config, folder_of(out, config), settings, loop.train)
@@ -203,16 +203,8 @@ def run_all(
             in_turn(todo, tell)
     except KeyboardInterrupt as error:
         raise Interrupted(interrupted_words(todo)) from error
-    remove_empty(out, all_of_it=is_new)
+    remove_empty([*out.glob("*/*"), *out.glob("*"), *made])
     return [outcomes[number] for number in range(len(configs))]
-
-
-def remove_empty(out: Path, *, all_of_it: bool) -> None:
-    """Removes folders of runs' tasks and encodings that hold nothing, since their runs were refused; perhaps that of all too."""
-    for folder in [*out.glob("*/*"), *out.glob("*"), *([out] if all_of_it else [])]:
-        # Only an empty folder can be removed so.
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def interrupted_words(jobs: Iterable[Job]) -> str:

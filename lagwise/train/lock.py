@@ -7,14 +7,14 @@ could not tell a dead owner from one on another machine. Who the owner is stands
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lagwise.train.store import Run, make_folder, read_json, write
+from lagwise.train.store import Run, make_folder, missing, read_json, remove_empty, write
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -32,7 +32,7 @@ def owned(folder: Path) -> Iterator[None]:
 
     A folder that was made here goes again where a `ValueError` refuses the run before its first line.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = missing(folder)
     make_folder(folder)
     lock = FileLock(folder / LOCK)
     try:
@@ -48,19 +48,12 @@ def owned(folder: Path) -> Iterator[None]:
         yield
     except ValueError:
         if made and not Run(folder).lines:
-            remove(made)
+            shutil.rmtree(folder, ignore_errors=True)
+            remove_empty(made)
         raise
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
-
-
-def remove(folders: Sequence[Path]) -> None:
-    """Removes the folder of a run, which comes first, and those around it that nobody else uses."""
-    shutil.rmtree(folders[0], ignore_errors=True)
-    with suppress(OSError):
-        for folder in folders[1:]:
-            folder.rmdir()
 
 
 def owner_words(folder: Path) -> str:

@@ -14,7 +14,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -156,6 +156,19 @@ def runs_in(folders: Iterable[Path]) -> list[Run]:
 def is_same_place(one: str, other: str) -> bool:
     """Says whether two words for data mean the same: they are equal, or paths of one folder."""
     return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
+
+
+def missing(folder: Path) -> list[Path]:
+    """Returns a folder and those around it that are not there yet, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes those of some folders that hold nothing, innermost first."""
+    for folder in folders:
+        # Only an empty folder can be removed so.
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def make_folder(path: Path) -> None:
