@@ -402,7 +402,7 @@ def check_scale(scale: float | None, width: int, dtype: torch.dtype = torch.floa
         refuse("scale", "a finite number or None", scale)
     largest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
     if not -largest <= scale <= largest:
-        refuse("scale", f"at most {largest:.3g}, since sums are taken in float32", scale)
+        refuse("scale", f"from {-largest:.3g} to {largest:.3g}, since sums are taken in float32", scale)
     return scale
 
 

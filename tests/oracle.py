@@ -6,9 +6,12 @@ error that this kernel makes on the same tensors without any positions comes on 
 2^-20 in float32. Nothing here can be loosened by a test.
 """
 
+import os
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -17,6 +20,11 @@ from lagwise import LagTable, Terms
 from lagwise.attention import terms_of
 from lagwise.impl import dense
 from lagwise.impl.lowering import token_positions
+
+INTERPRETED = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="no Triton, or a GPU, on which tests/test_gpu.py runs the kernels",
+)
 
 # A result goes through one sum after the other: the logit, the normalisation, the product with v or dout, and its own.
 ROUNDINGS = 4

@@ -1,11 +1,8 @@
 """The registered operators: they pass torch's own check, and `torch.compile` goes through them without a recompile per length."""
 
-import os
-from importlib.util import find_spec
-
 import pytest
 import torch
-from oracle import make_encoding, make_terms
+from oracle import INTERPRETED, make_encoding, make_terms
 
 import lagwise
 from lagwise.impl.lowering import lower
@@ -16,10 +13,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-INTERPRETED = pytest.mark.skipif(
-    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-    reason="no Triton, or a GPU, where tests/test_gpu.py compiles",
-)
 TRITON = pytest.param("triton", marks=INTERPRETED)
 
 

@@ -7,24 +7,19 @@ Scales have any sign, columns may be minus infinity, tables any precision, and k
 """
 
 import math
-import os
 import random
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from oracle import INTERPRETED
 from torch import Tensor
 
 import lagwise
 from lagwise import LagTable, Terms
 
 CALLS, AT_A_TIME = 1000, 50
-INTERPRETED = pytest.mark.skipif(
-    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
-    reason="no Triton, or a GPU, where tests/test_gpu.py draws calls",
-)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

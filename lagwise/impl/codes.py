@@ -436,9 +436,7 @@ def _differentiable_features(q, k, q_positions, k_positions, seed, parameters, k
     )
 
 
-SECOND_DERIVATIVE = RuntimeError(
-    "stochastic features have no second derivative: use exact_terms of the encoding for gradients of gradients"
-)
+SECOND_DERIVATIVE = "stochastic features have no second derivative: use exact_terms of the encoding for gradients of gradients"
 
 
 def features(

@@ -71,15 +71,15 @@ def hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def kernel_scale(scale: float) -> tuple[float, float]:
-    """Returns a scale as a factor of the queries and a positive scale for the vendor's kernels.
+def positively_scaled(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
+    """Returns queries and a positive scale whose product is that of those given, and the factor that the queries took over.
 
-    These take the largest product of a row for its largest logit, and minus infinity times the scale for what is masked: with a
-    scale of zero, or one that float32 rounds to it, that is not a number, and with a negative one it is plus infinity.
+    The vendor's kernels take the largest product of a row for its largest logit, and minus infinity times the scale for what is
+    masked: with a scale of zero, or one that float32 rounds to it, that is not a number, and with a negative one plus infinity.
     """
     if abs(scale) < torch.finfo(torch.float32).tiny:
-        return scale, 1.0
-    return 1.0 if scale > 0.0 else -1.0, abs(scale)
+        return q * scale, 1.0, scale
+    return (q, scale, 1.0) if scale > 0.0 else (-q, -scale, -1.0)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -88,8 +88,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
     Channels are padded with zeros to what the kernel takes, and grouped heads are repeated.
     """
     width = v.shape[3]
-    factor, scale = kernel_scale(scale)
-    q, k, v = padded(q if factor == 1.0 else q * factor, k, v)
+    q, scale, _ = positively_scaled(q, scale)
+    q, k, v = padded(q, k, v)
     match backend(q, k):
         case "cpu-flash":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -105,12 +105,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
     """Returns the output of plain attention, with torch's own derivative; a causal mask starts at the top left."""
     if torch.compiler.is_compiling() or q.device.type == "meta":
-        # A compiler knows torch's function better than the kernels behind it, of which it then chooses one.
-        factor, scale = kernel_scale(scale)
-        q = q if factor == 1.0 else q * factor
-        # A branch, because the comparison of symbolic sizes is no bool, which the function wants.
-        grouped = True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+        # A compiler, and the meta device, know torch's function better than the kernels behind it.
+        q, scale, _ = positively_scaled(q, scale)
+        # Not as a comparison, which is no bool where sizes are symbolic.
+        grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
     return attend(q, k, v, causal=causal, scale=scale)[0]
 
 
@@ -132,8 +131,7 @@ def attend_backward(
     0, `dout` is 1 and `out` is `-dlse`, and the product is what has to be subtracted from delta.
     """
     heads, widths = (k.shape[1], v.shape[1]), (q.shape[3], v.shape[3])
-    factor, scale = kernel_scale(scale)
-    q = q if factor == 1.0 else q * factor
+    q, scale, factor = positively_scaled(q, scale)
     if dlse is not None:
         v = torch.nn.functional.pad(v, (0, 1))
         dout = torch.nn.functional.pad(dout, (0, 1), value=1.0)

@@ -144,10 +144,10 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise ctx.refusal
+        raise RuntimeError(ctx.refusal)
 
 
-def once(refusal: Exception, function: Callable[..., Sequence[Tensor]], *arguments: Any) -> Sequence[Tensor]:
+def once(refusal: str, function: Callable[..., Sequence[Tensor]], *arguments: Any) -> Sequence[Tensor]:
     """Returns what a function of a backward pass returns, and lets its derivative be refused where somebody asks for it."""
     if not torch.is_grad_enabled():
         return function(*arguments)

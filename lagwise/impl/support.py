@@ -76,9 +76,9 @@ def refusal(impl: str, asked: set[str]) -> str | None:
     return next((reason for features, reason in REFUSALS[impl] if features <= asked), None)
 
 
-def no_second_derivative(impl: str) -> RuntimeError:
-    """Returns what to raise where a gradient is differentiated: only then is it known."""
-    return RuntimeError(f"impl={impl!r} has no second derivative: use impl='dense' for gradients of gradients")
+def no_second_derivative(impl: str) -> str:
+    """Returns what to say where a gradient is differentiated: only then is it known."""
+    return f"impl={impl!r} has no second derivative: use impl='dense' for gradients of gradients"
 
 
 def table() -> str:
