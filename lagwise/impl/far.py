@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,7 +108,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Ten
         # A compiler, and the meta device, know torch's function better than the kernels behind it.
         q, scale, _ = positively_scaled(q, scale)
         # Not as a comparison, which is no bool where sizes are symbolic.
-        grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+        grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
     return attend(q, k, v, causal=causal, scale=scale)[0]
 
