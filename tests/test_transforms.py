@@ -106,6 +106,29 @@ def test_gradients_of_torch_func_are_those_of_autograd(name, impl):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_vmap_and_forward_mode_of_every_encoding(relative_name):
+    encoding = make_encoding(relative_name)
+    q, k, v = tensors(150, batch=3)
+
+    def attend(q, k, v):
+        return lagwise.attention(q[None], k[None], v[None], encoding, causal=True)[0]
+
+    if encoding.random:
+        with pytest.raises(ValueError, match="cannot be made under vmap"):
+            torch.func.vmap(attend)(q, k, v)
+        return
+    torch.testing.assert_close(torch.func.vmap(attend)(q, k, v), lagwise.attention(q, k, v, encoding, causal=True, impl="dense"))
+    for name, parameter in encoding.named_parameters():
+        # The derivative along ones is the sum of the gradient.
+        def loss(x, name=name):
+            terms = torch.func.functional_call(Bias(encoding), {f"encoding.{name}": x}, (150,))
+            return lagwise.attention(q, k, v, terms, impl="dense").square().sum()
+
+        _, found = torch.func.jvp(loss, (parameter.detach(),), (torch.ones_like(parameter),))
+        torch.testing.assert_close(found, torch.autograd.grad(loss(parameter), parameter)[0].sum(), rtol=1e-3, atol=1e-3)
+
+
 def test_gradients_of_each_example():
     """`vmap` of `grad`, with a length for each example."""
     encoding = make_encoding("t5")

@@ -26,7 +26,7 @@ from lagwise.errors import (
     require_sizes,
     require_switches,
 )
-from lagwise.impl.operators import without_autocast
+from lagwise.impl.operators import torch_transforms, without_autocast
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
@@ -405,6 +405,11 @@ class Projected(torch.autograd.Function):
         return gradient.masked_fill(outward, 0.0), None, None
 
 
+def projected(x: Tensor, low: float, high: float = math.inf) -> Tensor:
+    """Clips a parameter; under transforms that have no rule for `Projected` with the gradient of `torch.clamp`."""
+    return x.clamp(low, high) if torch_transforms() else Projected.apply(x, low, high)
+
+
 class Kerple(Encoding):
     """Subtracts a learned logarithm or power of the distance from the logits.
 
@@ -432,8 +437,8 @@ class Kerple(Encoding):
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         distance = distances(first, last, self.p)
-        p = Projected.apply(self.p[:, None], 0.01, math.inf if self.kind == "log" else 2.0)
-        a = Projected.apply(self.a[:, None], 0.01, math.inf)
+        p = projected(self.p[:, None], 0.01, math.inf if self.kind == "log" else 2.0)
+        a = projected(self.a[:, None], 0.01)
         bias = -p * torch.log1p(a * distance) if self.kind == "log" else -a * distance**p
         return Terms(bias=LagTable(bias.to(self.p.dtype), first))
 
