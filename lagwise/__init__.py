@@ -1,7 +1,6 @@
 """Relative positions for attention: every encoding as functions of the lag, one exact attention call."""
 
 from lagwise import linear, nn
-from lagwise.attention import attention, which_impl
 from lagwise.encodings import (
     AT5,
     ENCODINGS,
@@ -27,10 +26,11 @@ from lagwise.encodings import (
     T5Free,
     XPos,
     make,
-)  # fmt: skip
+)
 from lagwise.feature_maps import Favor, FeatureMap
 from lagwise.lags import LagTable
 from lagwise.linear import linear_attention
+from lagwise.softmax import attention, which_impl
 from lagwise.terms import FeatureTransform, Terms, Transform
 
 __version__ = "0.1.0"

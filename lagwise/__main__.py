@@ -1,5 +1,5 @@
 """`python -m lagwise` is the command line."""
 
-from lagwise.cli import app
+from lagwise.lab.cli import app
 
 app()

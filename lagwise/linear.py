@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lagwise.attention import WATCHER, autocast, check_call, check_longest, check_tensor, check_terms, relative_only, seed_of
 from lagwise.encodings import Encoding, Sum
 from lagwise.errors import refuse, refuse_keywords, require, require_choice, require_switches
 from lagwise.feature_maps import FeatureMap, named
-from lagwise.impl.linear import CHUNK, IMPLEMENTATIONS, Call, Keys, Origin, State, absorb, advance, chunked, empty, ratio
-from lagwise.impl.operators import without_autocast
 from lagwise.lags import LagTable, reachable_lags
+from lagwise.ops.chunked import CHUNK, IMPLEMENTATIONS, Call, Keys, Origin, State, absorb, advance, chunked, empty, ratio
+from lagwise.ops.register import without_autocast
+from lagwise.softmax import WATCHER, autocast, check_call, check_longest, check_tensor, check_terms, relative_only, seed_of
 from lagwise.terms import Terms
 
 __all__ = ["State", "linear_attention", "prefill", "recall", "step", "summary"]

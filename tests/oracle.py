@@ -17,9 +17,9 @@ from torch import Tensor
 
 import lagwise
 from lagwise import LagTable, Terms
-from lagwise.attention import terms_of
-from lagwise.impl import dense
-from lagwise.impl.lowering import token_positions
+from lagwise.ops import dense
+from lagwise.ops.lowering import token_positions
+from lagwise.softmax import terms_of
 
 INTERPRETED = pytest.mark.skipif(
     find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",

@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
 import lagwise
-from lagwise.bench import attention as bench
-from lagwise.bench import baselines, models, plot, timing
-from lagwise.bench import linear as bench_linear
-from lagwise.bench.contenders import Contender
-from lagwise.bench.records import Case
-from lagwise.bench.timing import Measured, measure, peak_memory, ratios
-from lagwise.cli import app
 from lagwise.extras import install_command
+from lagwise.lab.bench import baselines, model_steps, sweep_plot, timing
+from lagwise.lab.bench import linear as bench_linear
+from lagwise.lab.bench import softmax as bench
+from lagwise.lab.bench.cases import Case
+from lagwise.lab.bench.contenders import Contender
+from lagwise.lab.bench.timing import Measured, measure, peak_memory, ratios
+from lagwise.lab.cli import app
 
 CPU = torch.device("cpu")
 
@@ -245,7 +245,7 @@ def test_a_plot_is_drawn_again_from_lines(tmp_path):
     lines += [sweep_line("mine", 512, training_ms=2.0, peak_bytes=3), sweep_line("mine", 1024, error="left out: too long")]
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in [*lines, {"bench": "attention"}]))
-    assert len(plot.read(path)) == 4
+    assert len(sweep_plot.read(path)) == 4
     for options, picture in (([], "lines.png"), (["--out", str(tmp_path / "new" / "picture.png")], "new/picture.png")):
         result = CliRunner().invoke(app, ["bench", "plot", str(path), *options])
         assert result.exit_code == 0, result.output
@@ -491,13 +491,13 @@ def test_bench_linear_refuses_what_it_does_not_measure(options, hint):
     assert result.exit_code == 2 and hint in result.output
 
 
-TINY_MODEL = models.Shape("softmax", 2, 16, dim=16, layers=1, heads=2, symbols=20)
+TINY_MODEL = model_steps.Shape("softmax", 2, 16, dim=16, layers=1, heads=2, symbols=20)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_whole_models_have_a_line_for_each_encoding(attention):
     shape = replace(TINY_MODEL, attention=attention)
-    found = models.run(shape, device=CPU, dtype=torch.float32, repeats=1)
+    found = model_steps.run(shape, device=CPU, dtype=torch.float32, repeats=1)
     lines = {line["contender"]: line for line in found}
     assert list(lines) == list(lagwise.ENCODINGS)
     refused = {name for name, line in lines.items() if "error" in line}
@@ -515,9 +515,9 @@ def test_whole_models_have_a_line_for_each_encoding(attention):
 @pytest.mark.usefixtures("unweighed")
 def test_a_training_step_of_a_whole_model_moves_its_weights():
     torch.manual_seed(0)
-    model, tokens = models.Model(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
+    model, tokens = model_steps.Model(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    models.training_step(model, tokens, torch.float32)()
+    model_steps.training_step(model, tokens, torch.float32)()
     # The keys' bias cancels in the softmax.
     still = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
     assert still <= {"encoder.layers.0.attention.k.bias"} and all(weight.grad is None for weight in model.parameters())
@@ -525,7 +525,7 @@ def test_a_training_step_of_a_whole_model_moves_its_weights():
 
 @pytest.mark.usefixtures("unweighed")
 def test_bench_models_prints_a_table_and_saves_its_numbers(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.SIZES, "cpu", {"dim": 16, "layers": 1, "heads": 2, "symbols": 20})
+    monkeypatch.setitem(model_steps.SIZES, "cpu", {"dim": 16, "layers": 1, "heads": 2, "symbols": 20})
     options = ["bench", "models", "--device", "cpu", "--time", "16", "--repeats", "1", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, [*options, "--encoding", "t5", "--encoding", "shaw"])
     assert found.exit_code == 0, found.output

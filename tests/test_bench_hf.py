@@ -11,13 +11,13 @@ from transformers import BertForMaskedLM, T5EncoderModel, T5ForConditionalGenera
 from transformers.models.t5.modeling_t5 import T5Attention
 from typer.testing import CliRunner
 
-from lagwise.bench import hf as bench
-from lagwise.bench import timing
-from lagwise.bench.hf import BERT_4, Answer, Batch, ModelCase
-from lagwise.bench.timing import Measured
-from lagwise.cli import app
 from lagwise.extras import install_command
 from lagwise.hf.bert import self_attentions
+from lagwise.lab.bench import hf as bench
+from lagwise.lab.bench import timing
+from lagwise.lab.bench.hf import BERT_4, Answer, Batch, ModelCase
+from lagwise.lab.bench.timing import Measured
+from lagwise.lab.cli import app
 
 CPU = torch.device("cpu")
 T5 = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
@@ -259,8 +259,8 @@ def test_the_cases_on_a_gpu_are_those_of_the_goals():
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.delattr("lagwise.bench.hf")
-    monkeypatch.delitem(sys.modules, "lagwise.bench.hf")
+    monkeypatch.delattr("lagwise.lab.bench.hf")
+    monkeypatch.delitem(sys.modules, "lagwise.lab.bench.hf")
     monkeypatch.setitem(sys.modules, "transformers", None)
     result = invoke(tmp_path)
     assert result.exit_code == 1 and f"needs transformers: {install_command('hf')}" in result.output

@@ -11,13 +11,13 @@ import torch
 from typer.testing import CliRunner
 
 import lagwise
-from lagwise import console, extras
-from lagwise.bench import commands as bench
-from lagwise.cli import app
+from lagwise import extras
 from lagwise.extras import install_command
-from lagwise.tasks import TASKS
-from lagwise.train.loop import make_config
-from lagwise.train.threads import is_small, use_threads
+from lagwise.lab.cli import app, console
+from lagwise.lab.cli import bench as bench
+from lagwise.lab.loop import make_config
+from lagwise.lab.tasks import TASKS
+from lagwise.lab.threads import is_small, use_threads
 
 COMMANDS = {
     " ".join([*group, command.name or command.callback.__name__]): command.callback

@@ -9,10 +9,10 @@ from oracle import ROUNDINGS, compare
 
 import lagwise
 from lagwise import noise
-from lagwise.bench.timing import peak_memory
-from lagwise.impl import codes
-from lagwise.impl.support import HAS_TRITON
+from lagwise.lab.bench.timing import peak_memory
 from lagwise.noise import Stream
+from lagwise.ops.spe import codes
+from lagwise.ops.support import HAS_TRITON
 
 SEED = torch.tensor(7)
 SINE, CONV = ("sine-spe", {"sines": 3}), ("conv-spe", {"kernel_size": 5})

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import lagwise
-from lagwise.train import compare, lock, loop
-from lagwise.train.compare import FAILURE, folder_of, plan, run_all
-from lagwise.train.config import Config
-from lagwise.train.lock import owned
-from lagwise.train.loop import Diverged, Interrupted, Settings
-from lagwise.train.signals import interrupt, on_signal
-from lagwise.train.store import Run, write
+from lagwise.lab import compare, lock, loop
+from lagwise.lab.compare import FAILURE, folder_of, plan, run_all
+from lagwise.lab.config import Config
+from lagwise.lab.lock import owned
+from lagwise.lab.loop import Diverged, Interrupted, Settings
+from lagwise.lab.signals import interrupt, on_signal
+from lagwise.lab.store import Run, write
 
 CPU = Settings(device="cpu")
 ENVIRONMENT = {"device": "a CPU", "data": "generated or built-in sample"}

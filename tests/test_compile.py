@@ -5,7 +5,7 @@ import torch
 from oracle import INTERPRETED, make_encoding, make_terms
 
 import lagwise
-from lagwise.impl.lowering import lower
+from lagwise.ops.lowering import lower
 
 pytestmark = [
     # Inductor's own imports warn on some Python versions.

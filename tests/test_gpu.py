@@ -11,8 +11,8 @@ from test_codes import CALLS, assert_kernels_within_budget, features, kernel_cal
 from test_rotation import SHAPES, by_hand, case
 
 import lagwise
-from lagwise.impl.lowering import lower
-from lagwise.impl.rotation import turn
+from lagwise.ops.lowering import lower
+from lagwise.ops.rotation import turn
 
 # cuBLAS repeats its results only with a workspace of its own.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -83,10 +83,10 @@ def deterministic():
 
 
 def test_deterministic_mode_uses_flash_and_repeats(deterministic):
-    from lagwise.impl import far
+    from lagwise.ops import vendor
 
     q, k, v = (x.requires_grad_() for x in tensors(queries=1500))
-    assert far.backend(q, k) == "flash"
+    assert vendor.backend(q, k) == "flash"
     encoding = make_encoding("huang4", head_dim=64).cuda()
 
     def run():
@@ -201,7 +201,7 @@ def test_triton_tables_of_one_lag_and_wider_than_the_sequence(tables, max_lag, p
 
 @pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
 def test_triton_goes_range_by_range(tables, monkeypatch, poisoned):
-    from lagwise.impl.triton import launch
+    from lagwise.ops.kernels import launch
 
     monkeypatch.setattr(launch, "WIDEST", 64)
     check(tables, {"queries": 200, "keys": 300}, 100, query_start=50, causal=True)

@@ -20,7 +20,7 @@ from transformers.masking_utils import (
 )
 
 import lagwise.hf
-from lagwise.hf import Mask, register, t5
+from lagwise.hf import Mask, interface, t5
 from lagwise.hf.masks import Band, band_of
 
 T5_SIZES = dict(
@@ -122,7 +122,7 @@ def calls(monkeypatch):
         made.append((args, options))
         return lagwise.attention(*args, **options)
 
-    monkeypatch.setattr(register, "attention", spy)
+    monkeypatch.setattr(interface, "attention", spy)
     return made
 
 
@@ -445,7 +445,7 @@ def test_a_relative_config_without_relative_positions_raises():
     model = bert(position_embedding_type="relative_key_query")
     model.set_attn_implementation("lagwise")
     cross = transformers.models.bert.modeling_bert.BertCrossAttention(model.config)
-    register.check_options(cross, {})
+    interface.check_options(cross, {})
     with pytest.raises(ValueError, match=r"'relative_key_query', but BertSelfAttention .*from_pretrained_relative"):
         model(tokens())
 
@@ -461,20 +461,20 @@ def test_attention_weights_are_refused():
 def test_keywords_that_are_not_honoured_raise(name, value):
     q = torch.randn(1, 4, 9, 8)
     with pytest.raises(ValueError, match=f"{name} .*attn_implementation='sdpa'"):
-        register.attention_forward(torch.nn.Identity(), q, q, q, None, **{name: value})
+        interface.attention_forward(torch.nn.Identity(), q, q, q, None, **{name: value})
 
 
 def test_foreign_masks_and_biases_raise():
     q, module = torch.randn(1, 4, 9, 8), torch.nn.Identity()
     with pytest.raises(ValueError, match=r"got a tensor of shape \(1, 1, 9, 9\)"):
-        register.attention_forward(module, q, q, q, torch.ones(1, 1, 9, 9, dtype=torch.bool))
+        interface.attention_forward(module, q, q, q, torch.ones(1, 1, 9, 9, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"Identity has made a tensor of shape \(1, 4, 9, 9\)"):
-        register.attention_forward(module, q, q, q, None, position_bias=torch.zeros(1, 4, 9, 9))
+        interface.attention_forward(module, q, q, q, None, position_bias=torch.zeros(1, 4, 9, 9))
     with pytest.raises(ValueError, match="tells about 12"):
-        register.attention_forward(module, q, q, q, Mask(12))
+        interface.attention_forward(module, q, q, q, Mask(12))
     module.lagwise_terms = lambda first, last, *, scale, seed: lagwise.make("alibi", heads=4).terms(first, last, scale=scale)
     with pytest.raises(ValueError, match="is None for 2 queries and 9 keys"):
-        register.attention_forward(module, q[:, :, :2], q, q, None)
+        interface.attention_forward(module, q[:, :, :2], q, q, None)
 
 
 @pytest.mark.parametrize("function, band", [
@@ -487,7 +487,7 @@ def test_foreign_masks_and_biases_raise():
 ])  # fmt: skip
 def test_bands_are_read_from_mask_functions(function, band):
     assert band_of(function) == band
-    made = register.make_mask(1, 9, 9, mask_function=function)
+    made = interface.make_mask(1, 9, 9, mask_function=function)
     i, j = torch.arange(9)[:, None], torch.arange(9)
     allowed = function(torch.tensor(0), torch.tensor(0), i, j).expand(9, 9)
     left, right = made.window or (9, 9)
@@ -509,23 +509,23 @@ def test_bands_are_read_from_mask_functions(function, band):
 ])  # fmt: skip
 def test_masks_of_other_patterns_raise(function):
     with pytest.raises(ValueError, match=r"the model's mask must let through .*: load the model with"):
-        register.make_mask(1, 9, 9, mask_function=function)
+        interface.make_mask(1, 9, 9, mask_function=function)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_without_a_mask_the_module_says_what_is_causal(causal, calls):
     q, module = torch.randn(1, 4, 9, 8), torch.nn.Identity()
     module.is_causal = causal
-    out, weights = register.attention_forward(module, q, q, q, None)
+    out, weights = interface.attention_forward(module, q, q, q, None)
     assert weights is None and out.is_contiguous()
     assert torch.equal(out, lagwise.attention(q, q, q, causal=causal).transpose(1, 2))
-    assert torch.equal(register.attention_forward(module, q, q, q, None, is_causal=not causal)[0],
+    assert torch.equal(interface.attention_forward(module, q, q, q, None, is_causal=not causal)[0],
                        lagwise.attention(q, q, q, causal=not causal).transpose(1, 2))  # fmt: skip
-    register.attention_forward(module, q, q, q, None, sliding_window=3)
+    interface.attention_forward(module, q, q, q, None, sliding_window=3)
     assert calls[-1][1]["window"] == (2, 0 if causal else 2)
 
 
 def test_keys_beyond_the_mask_do_not_exist():
     q = torch.randn(2, 4, 9, 8)
-    out, _ = register.attention_forward(torch.nn.Identity(), q, q, q, Mask(6))
+    out, _ = interface.attention_forward(torch.nn.Identity(), q, q, q, Mask(6))
     assert_same(lagwise.attention(q, q[:, :, :6], q[:, :, :6]).transpose(1, 2), out)

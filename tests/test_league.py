@@ -7,15 +7,15 @@ import pytest
 from test_compare import ENVIRONMENT, stored
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.tasks import TASKS
-from lagwise.train import league as leagues_of
-from lagwise.train import records
-from lagwise.train.compare import folder_of, plan
-from lagwise.train.config import Config
-from lagwise.train.league import baselines, differences, estimate, groups, league, leagues, t_quantile, tuned
-from lagwise.train.report import page
-from lagwise.train.store import Run
+from lagwise.lab import records
+from lagwise.lab import standings as leagues_of
+from lagwise.lab.cli import app
+from lagwise.lab.compare import folder_of, plan
+from lagwise.lab.config import Config
+from lagwise.lab.report.comparison import page
+from lagwise.lab.standings import baselines, differences, estimate, groups, league, leagues, t_quantile, tuned
+from lagwise.lab.store import Run
+from lagwise.lab.tasks import TASKS
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])

@@ -8,7 +8,7 @@ from test_lens_parts import filled
 import lagwise
 import lagwise.hf
 from lagwise import T5, lens
-from lagwise.attention import WATCHER
+from lagwise.softmax import WATCHER
 
 
 def test_nobody_watches_unless_asked():
@@ -156,7 +156,7 @@ def test_what_an_encoder_of_transformers_computed_is_rebuilt(kind):
 
 
 def test_a_model_of_a_run_is_captured():
-    from lagwise.train.loop import Session, Settings, make_config
+    from lagwise.lab.loop import Session, Settings, make_config
 
     config = make_config("process-50", "at5", dim=16, heads=2, layers=1)
     session = Session(config, Settings(device="cpu"))

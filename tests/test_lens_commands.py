@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 import lagwise
 import lagwise.hf
 from lagwise import lens
-from lagwise.cli import app
-from lagwise.lens.commands import is_path, last_position, look_at_pretrained, words_of
-from lagwise.tasks.base import Task
-from lagwise.tasks.glue import Glue
-from lagwise.tasks.lm import LanguageModel
-from lagwise.tasks.sentences import Sentences
-from lagwise.tasks.squad import Squad
-from lagwise.tasks.text import SAMPLE_SIZES
-from lagwise.tasks.translation import Translate
-from lagwise.train.config import Config
-from lagwise.train.loop import Settings, make_config, make_task, train
+from lagwise.lab.cli import app
+from lagwise.lab.cli.lens import is_path, last_position, look_at_pretrained, words_of
+from lagwise.lab.config import Config
+from lagwise.lab.loop import Settings, make_config, make_task, train
+from lagwise.lab.tasks.base import Task
+from lagwise.lab.tasks.lra.byte_text import SAMPLE_SIZES
+from lagwise.lab.tasks.text.glue import Glue
+from lagwise.lab.tasks.text.lm import LanguageModel
+from lagwise.lab.tasks.text.sentences import Sentences
+from lagwise.lab.tasks.text.squad import Squad
+from lagwise.lab.tasks.text.translation import Translate
 
 SMALL: dict[str, Any] = {"steps": 1, "dim": 16, "layers": 1, "heads": 2, "hidden": 16, "batch": 2, "evaluate_examples": 2}
 TEXT = "the cat sat on a mat and slept ."
@@ -258,7 +258,7 @@ def test_what_a_pretrained_model_cannot_read_is_said_in_words(tmp_path):
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("lagwise.lens.commands.look_at_pretrained", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr("lagwise.lab.cli.lens.look_at_pretrained", lambda *_: pytest.fail("asked the Hub"))
     ended = CliRunner().invoke(app, ["lens", name])
     assert ended.exit_code == 2 and f"there is no folder {name}" in ended.output
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import lagwise
 from lagwise import FeatureMap, lens, linear_attention
-from lagwise.cli import app
-from lagwise.lens.commands import linear_notes
-from lagwise.train.loop import Settings, make_config, train
+from lagwise.lab.cli import app
+from lagwise.lab.cli.lens import linear_notes
+from lagwise.lab.loop import Settings, make_config, train
 
 HEADS, TIME = 4, 12
 MAPS = ("favor", "relu", "elu")

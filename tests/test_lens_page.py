@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 import lagwise
 import lagwise.hf
 from lagwise import LagTable, Terms, lens
-from lagwise.cli import app
-from lagwise.lens.commands import edges_of, first_text, kernels_of, load, look_at_pretrained, untrained, words_of
+from lagwise.lab.cli import app
+from lagwise.lab.cli.lens import edges_of, first_text, kernels_of, load, look_at_pretrained, untrained, words_of
+from lagwise.lab.config import Config
+from lagwise.lab.loop import Session, Settings, make_config, make_task, train
+from lagwise.lab.tasks.models import Classifier
 from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
-from lagwise.tasks.models import Classifier
-from lagwise.train.config import Config
-from lagwise.train.loop import Session, Settings, make_config, make_task, train
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
 
@@ -324,7 +324,7 @@ import sys
 # peft, where it is installed, asks for accelerate when transformers finds it.
 for name in ("accelerate", "datasets", "peft", "sacrebleu", "torchmetrics"):
     sys.modules[name] = None
-from lagwise.cli import app
+from lagwise.lab.cli import app
 app(["lens", sys.argv[1], "--text", "the cat sat", "--out", sys.argv[2]])
 """
 

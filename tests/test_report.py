@@ -18,14 +18,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import lagwise
 from lagwise import lens, pages
 from lagwise.encodings.base import Encoding
+from lagwise.lab.compare import FAILURE, folder_of
+from lagwise.lab.config import Config
+from lagwise.lab.loop import Settings, make_config, train
+from lagwise.lab.report import comparison
+from lagwise.lab.report.verdict import verdict_on
+from lagwise.lab.standings import groups, league
+from lagwise.lab.store import Run, write
 from lagwise.lens.learned import learned_priors
-from lagwise.train import report
-from lagwise.train.compare import FAILURE, folder_of
-from lagwise.train.config import Config
-from lagwise.train.league import groups, league
-from lagwise.train.loop import Settings, make_config, train
-from lagwise.train.store import Run, write
-from lagwise.train.verdict import verdict_on
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&{{data}}"
 VOID = {"meta", "img", "br", "input", "link", "hr"}
@@ -194,7 +194,7 @@ def data_in(text):
 
 
 def test_the_page_is_whole_and_needs_nothing_else(runs):
-    text = report.page(runs, "lagwise compare")
+    text = comparison.page(runs, "lagwise compare")
     found = read(text)
     assert found.addresses == [] and "@import" not in text and "url(" not in text and "{{" not in text
     assert len(found.scripts) == 2 and "prefers-color-scheme: dark" in text
@@ -203,7 +203,7 @@ def test_the_page_is_whole_and_needs_nothing_else(runs):
 
 
 def test_the_page_begins_with_the_verdict_and_counts_runs_where_it_names_seeds(runs):
-    text = report.page(runs, "")
+    text = comparison.page(runs, "")
     (group,) = groups(runs)
     assert text.index(escape(verdict_on(group))) < text.index("<h3>League</h3>")
     league_head, *_, differences_head = (row for row in read(text).rows if row[0].startswith("encoding"))
@@ -213,23 +213,23 @@ def test_the_page_begins_with_the_verdict_and_counts_runs_where_it_names_seeds(r
 
 def test_the_tables_of_the_page_have_the_numbers_of_the_league(runs):
     rows = {
-        row[0]: row for row in reversed(read(report.page(runs, "")).rows) if row[0] in ("t5", "none", "at5") and len(row) == 9
+        row[0]: row for row in reversed(read(comparison.page(runs, "")).rows) if row[0] in ("t5", "none", "at5") and len(row) == 9
     }
     for row in league(runs):
         cells = rows[row.encoding]
         assert cells[1:3] == ["2", str(row.test)] and cells[4:] == [str(row.validation), "12", "3.0", "1,234", "3.0"]
-    order = [row[0] for row in read(report.page(runs, "")).rows if len(row) == 9][1:]
+    order = [row[0] for row in read(comparison.page(runs, "")).rows if len(row) == 9][1:]
     assert order == ["at5", "t5", "none"]
 
 
 def test_headers_sort_by_buttons_that_say_so(runs):
-    text = report.page(runs, "")
+    text = comparison.page(runs, "")
     assert text.count('aria-sort="none"><button type="button">') == 8 + 4
     assert re.search(r'<td data-value="0\.82\d*">0\.82 ± 0\.25</td>', text)
 
 
 def test_the_data_of_the_page_is_that_of_the_runs(runs):
-    (group,) = data_in(report.page(runs, ""))["groups"]
+    (group,) = data_in(comparison.page(runs, ""))["groups"]
     assert [row["encoding"] for row in group["rows"]] == ["at5", "t5", "none"]
     assert group["rows"][1]["mean"] == pytest.approx(0.82) and group["rows"][1]["peak memory in MiB"] == 3.0
     assert (group["metric"], group["higher"], group["baseline"]) == ("accuracy", True, "t5")
@@ -246,14 +246,14 @@ def test_the_data_of_the_page_is_that_of_the_runs(runs):
 
 
 def test_other_lengths_have_a_table_and_refusals_their_reasons(runs):
-    text = report.page(runs, "")
+    text = comparison.page(runs, "")
     assert "Test accuracy at other lengths" in text
     assert ["t5", "0.82 ± 0.25", "0.7", "refused"] in read(text).rows
     assert "t5 at 4,096: the table &lt;ends&gt; at 512" in text
 
 
 def test_a_sample_is_called_one(tmp_path):
-    text = report.page([make_run(tmp_path, "t5", 0, 0.5, sample=True)], "")
+    text = comparison.page([make_run(tmp_path, "t5", 0, 0.5, sample=True)], "")
     assert "mean nothing" in text and "at other lengths" not in text
 
 
@@ -261,14 +261,14 @@ def test_what_is_not_complete_is_named_with_its_reason(runs, tmp_path):
     failed = make_run(tmp_path, "rotary", 3, 0.0, finish=False)
     write(failed.folder / FAILURE, {"error": "the loss is nan"})
     stopped = make_run(tmp_path, "rotary", 4, 0.0, finish=False)
-    text = report.page([*runs, failed, stopped], "")
+    text = comparison.page([*runs, failed, stopped], "")
     assert "rotary, seed 3, takes no part: the loss is nan" in text
     assert "rotary, seed 4, takes no part: it was stopped before its end" in text
     assert [row["encoding"] for row in data_in(text)["groups"][0]["rows"]] == ["at5", "t5", "none"]
 
 
 def test_settings_have_sections_of_their_own_and_devices_are_not_mixed_in_silence(runs, tmp_path):
-    text = report.page([*runs, make_run(tmp_path, "t5", 0, 0.9, dim=256, device="a GPU")], "")
+    text = comparison.page([*runs, make_run(tmp_path, "t5", 0, 0.9, dim=256, device="a GPU")], "")
     assert len(data_in(text)["groups"]) == 2 and text.count("<section") == 2
     assert "<h2>process-50, dim=256</h2>" in text and "different devices" in text
 
@@ -284,7 +284,7 @@ def test_nothing_breaks_out_of_its_place(tmp_path):
     other = make_run(tmp_path / "a", "t5", 0, 0.6, encoding_options={EVIL: "x"})
     failed = make_run(tmp_path / "a", "t5", 1, 0.5, finish=False, device=EVIL)
     write(failed.folder / FAILURE, {"error": EVIL})
-    text = report.page([run, other, failed], EVIL)
+    text = comparison.page([run, other, failed], EVIL)
     found = read(text)
     assert len(found.scripts) == 2 and "img" not in found.tags
     assert {row["encoding"] for row in data_in(text)["groups"][0]["rows"]} == {f"t5 ({EVIL}={EVIL})", f"t5 ({EVIL}=x)"}
@@ -293,13 +293,13 @@ def test_nothing_breaks_out_of_its_place(tmp_path):
 
 def test_what_is_no_number_leaves_json_whole(tmp_path):
     runs = [make_run(tmp_path, "t5", 0, math.nan), make_run(tmp_path, "none", 0, 0.5)]
-    text = report.page(runs, "")
+    text = comparison.page(runs, "")
     assert data_in(text)["groups"][0]["rows"][1]["mean"] is None and "NaN" not in read(text).scripts[0]
-    drawn(report.plot(runs))
+    drawn(comparison.plot(runs))
 
 
 def test_the_figure_shows_the_curves_and_the_league(runs):
-    left, right, _ = report.plot(runs).axes
+    left, right, _ = comparison.plot(runs).axes
     assert left.get_ylabel() == "validation accuracy"
     drawn = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in left.lines}
     assert list(drawn) == [(10, 20, 30)]
@@ -312,7 +312,7 @@ def test_the_figure_shows_the_curves_and_the_league(runs):
 
 
 def test_the_figure_shows_other_lengths(runs):
-    panel = report.plot(runs).axes[2]
+    panel = comparison.plot(runs).axes[2]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["50", "64", "4,096"]
     # Means over the seeds at the length of the training, and 0.7 at 64; all encodings refuse 4,096.
     lines = [bar[0] for bar in panel.containers]
@@ -322,9 +322,9 @@ def test_the_figure_shows_other_lengths(runs):
 
 
 def test_a_figure_without_other_lengths_has_no_panel_for_them(tmp_path):
-    assert len(report.plot([make_run(tmp_path, "t5", 0, 0.5)]).axes) == 2
+    assert len(comparison.plot([make_run(tmp_path, "t5", 0, 0.5)]).axes) == 2
     refused = make_run(tmp_path, "t5", 1, 0.5, lengths={"64": {"refused": "too long"}})
-    assert len(report.plot([refused]).axes) == 3
+    assert len(comparison.plot([refused]).axes) == 3
 
 
 def test_each_group_has_its_own_title_above_it_which_fits(tmp_path):
@@ -338,7 +338,7 @@ def test_each_group_has_its_own_title_above_it_which_fits(tmp_path):
     runs.append(make_run(tmp_path, "t5", 0, 0.5))
     # Long names leave less room for the panels.
     runs += [make_run(tmp_path, "sine-spe", 0, 0.5, encoding_options={"realizations": number}) for number in (32, 128)]
-    figure = drawn(report.plot(runs))
+    figure = drawn(comparison.plot(runs))
     assert all(panel._left_title.get_window_extent().x1 <= figure.bbox.x1 for panel in figure.axes)
     assert len(figure.subfigs) == 3
     for own, group in zip(figure.subfigs, groups(runs), strict=True):
@@ -353,13 +353,13 @@ def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):
     run = make_run(tmp_path, "t5", 0, 0.5)
     lines = [line for line in run.lines if "split" not in line]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(report.curves(groups([run])[0])) == ["training loss"]
-    assert report.plot([run]).axes[0].get_ylabel() == "training loss"
+    assert list(comparison.curves(groups([run])[0])) == ["training loss"]
+    assert comparison.plot([run]).axes[0].get_ylabel() == "training loss"
 
 
 def test_a_report_is_three_files(runs, tmp_path):
-    paths = report.write_report(runs, tmp_path / "new", "lagwise compare")
-    assert [path.name for path in paths] == ["report.html", "league.csv", "report.png"]
+    paths = comparison.write_report(runs, tmp_path / "new", "lagwise compare")
+    assert [path.name for path in paths] == ["comparison.html", "league.csv", "comparison.png"]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     lines = list(csv.DictReader(paths[1].read_text().splitlines()))
     assert [line["encoding"] for line in lines] == ["at5", "t5", "none"]
@@ -370,7 +370,7 @@ def test_a_report_is_three_files(runs, tmp_path):
 
 def test_there_must_be_something_to_report(tmp_path):
     with pytest.raises(ValueError, match="at least one that is complete"):
-        report.page([make_run(tmp_path, "t5", 0, 0.5, finish=False)], "")
+        comparison.page([make_run(tmp_path, "t5", 0, 0.5, finish=False)], "")
 
 
 # What the encodings learned
@@ -452,7 +452,7 @@ def with_priors(tmp_path):
 
 
 def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_priors):
-    text = report.page(with_priors, "")
+    text = comparison.page(with_priors, "")
     (group,) = data_in(text)["groups"]
     assert list(group["priors"]) == ["t5", "sine-spe"] and group["priors"]["t5"]["seed"] == 3
     first, second = group["priors"]["t5"]["learned"]
@@ -468,7 +468,7 @@ def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_p
 
 
 def test_without_any_prior_there_is_no_chart(runs):
-    text = report.page(runs, "")
+    text = comparison.page(runs, "")
     assert "data-prior>" not in text and "its run did not store what it learned" in text
 
 
@@ -488,7 +488,7 @@ def opened(browser, tmp_path):
 
 
 def test_a_browser_shows_priors_and_kernels(opened, with_priors):
-    tab = opened(report.page(with_priors, ""))
+    tab = opened(comparison.page(with_priors, ""))
     tab.select_option("[data-prior]", "t5")
     assert "From seed 3" in tab.inner_text("[data-prior-words]")
     wanted = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, -torch.inf]]).softmax(-1)
@@ -511,7 +511,7 @@ def test_a_browser_shows_priors_and_kernels(opened, with_priors):
 
 
 def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
-    tab = opened(report.page(runs, ""))
+    tab = opened(comparison.page(runs, ""))
     title, values = told(tab, "values")
     assert title == "Step 30:" and list(values) == ["at5", "t5", "none"] and values["at5"] == "0.8317 (0.8267 to 0.8367)"
     tab.focus("[data-curves] svg")
@@ -528,7 +528,7 @@ def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
 
 
 def test_a_finger_that_taps_reads_a_chart(opened, runs):
-    tab = opened(report.page(runs, ""))
+    tab = opened(comparison.page(runs, ""))
     box = tab.locator("[data-curves] svg").bounding_box()
     tab.locator("[data-curves] svg").dispatch_event("pointerdown", {"clientX": box["x"] + 60, "clientY": box["y"] + 50})
     assert told(tab, "values")[0] == "Step 10:"
@@ -541,7 +541,7 @@ CHARTS = ["curves", "priors", "scatter"]
 def test_charts_are_drawn_for_the_width_of_the_screen(opened, with_priors, tmp_path, width):
     options = {"realizations": 32}
     tab = opened(
-        report.page([*with_priors, make_run(tmp_path, "sine-spe", 3, 0.5, encoding_options=options)], "lagwise compare " * 20)
+        comparison.page([*with_priors, make_run(tmp_path, "sine-spe", 3, 0.5, encoding_options=options)], "lagwise compare " * 20)
     )
     for other in (1100, width):
         resize(tab, other, "curves")
@@ -551,7 +551,7 @@ def test_charts_are_drawn_for_the_width_of_the_screen(opened, with_priors, tmp_p
 
 
 def test_tables_scroll_in_boxes_of_their_own_by_keys_too(opened, runs):
-    tab = opened(report.page(runs, ""))
+    tab = opened(comparison.page(runs, ""))
     tab.set_viewport_size({"width": 400, "height": 900})
     box = tab.locator(".wide:has([data-league])")
     inner, outer = box.evaluate("box => [box.scrollWidth, box.clientWidth]")
@@ -563,7 +563,7 @@ def test_tables_scroll_in_boxes_of_their_own_by_keys_too(opened, runs):
 
 
 def test_charts_fit_on_paper_and_come_back(opened, with_priors):
-    tab = opened(report.page(with_priors, ""))
+    tab = opened(comparison.page(with_priors, ""))
     tab.set_viewport_size({"width": 1400, "height": 900})
     widths = "marks => marks.map(mark => +document.querySelector(`[data-${mark}] svg`).getAttribute('width'))"
     tab.wait_for_function(f"() => ({widths})(['curves'])[0] === 1152")
@@ -577,7 +577,7 @@ def test_charts_fit_on_paper_and_come_back(opened, with_priors):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_names_of_curves_can_be_read_on_the_page(opened, tmp_path, scheme):
     names = ["t5", "at5", "none", "alibi", "rotary", "xpos", "shaw"]
-    tab = opened(report.page([make_run(tmp_path, name, 0, 0.1 * number) for number, name in enumerate(names)], ""))
+    tab = opened(comparison.page([make_run(tmp_path, name, 0, 0.1 * number) for number, name in enumerate(names)], ""))
     tab.emulate_media(color_scheme=scheme)
     found = contrasts(tab, "[data-curves] .series text")
     assert len(found) == len(names) and min(found) >= 4.5

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import lagwise
-from lagwise.impl.lowering import token_positions
-from lagwise.impl.rotation import turn
+from lagwise.ops.lowering import token_positions
+from lagwise.ops.rotation import turn
 
 SHAPES = [((2, 3, 33, 8), False), ((1, 2, 5, 6), True), ((2, 1, 64, 64), False), ((3, 2, 1, 2), True)]
 
@@ -74,12 +74,12 @@ def test_the_result_lies_in_memory_as_the_tensor_does():
 @pytest.mark.parametrize(("shape", "per_row"), SHAPES)
 @pytest.mark.usefixtures("poisoned")
 def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved):
-    from lagwise.impl.triton import rotations
+    from lagwise.ops.kernels import rotation
 
     x, cos, sin = case(shape, per_row)
     # Heads side by side in memory, as projections leave them; one with channels apart is copied.
     for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x.mT.contiguous().mT):
-        found = rotations.turn(given, cos, sin, interleaved)
+        found = rotation.turn(given, cos, sin, interleaved)
         torch.testing.assert_close(found, turn(x, cos, sin, interleaved=interleaved), rtol=1e-6, atol=1e-6)
 
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from test_compare import fake_train, stored
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.train import loop, screen
-from lagwise.train.compare import DEFAULT_ENCODINGS
-from lagwise.train.config import Config
-from lagwise.train.league import groups
+from lagwise.lab import loop
+from lagwise.lab.cli import app, progress
+from lagwise.lab.compare import DEFAULT_ENCODINGS
+from lagwise.lab.config import Config
+from lagwise.lab.standings import groups
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def shown(tmp_path, monkeypatch):
     """Returns a function that shows a comparison of eight encodings on a screen of some width, and returns what stands there."""
 
     def show(width, *, wide=False, **others):
-        monkeypatch.setattr(screen, "console", Console(width=width, file=io.StringIO()))
+        monkeypatch.setattr(progress, "console", Console(width=width, file=io.StringIO()))
         runs = [
             stored(tmp_path / "runs", name, seed, 0.9 - 0.03 * number + 0.01 * (seed * number % 3), **others)
             for number, name in enumerate(DEFAULT_ENCODINGS) for seed in range(3)
         ]  # fmt: skip
         (group,) = groups(runs)
-        screen.show_comparison(group, "t5", wide=wide)
-        return screen.console.file.getvalue()
+        progress.show_comparison(group, "t5", wide=wide)
+        return progress.console.file.getvalue()
 
     return show
 
@@ -90,9 +90,9 @@ def test_runs_that_fail_are_told_once_for_each_reason_and_count(tmp_path, monkey
 
 
 def test_differences_of_single_runs_are_as_exact_as_the_scores(tmp_path, monkeypatch):
-    monkeypatch.setattr(screen, "console", Console(width=80, file=io.StringIO()))
+    monkeypatch.setattr(progress, "console", Console(width=80, file=io.StringIO()))
     config = replace(Config("process-50"), steps=1)
     (group,) = groups([stored(tmp_path, name, 0, value, config=config) for name, value in (("t5", 0.8328), ("at5", 0.8406))])
-    screen.show_comparison(group, "t5")
-    text = screen.console.file.getvalue()
+    progress.show_comparison(group, "t5")
+    text = progress.console.file.getvalue()
     assert "0.0078 " in text and "one seed supports no claim" in text and "confidence" not in text

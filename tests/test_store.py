@@ -12,13 +12,13 @@ import torch
 from test_compare import ENVIRONMENT, stored
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.train import checkpoint as checkpoints
-from lagwise.train import lock, records
-from lagwise.train.checkpoint import Checkpoint
-from lagwise.train.compare import FAILURE, failure_of
-from lagwise.train.config import Config, difference_words
-from lagwise.train.store import CONFIG, METRICS, PRIORS, RESULT, Run, add_line, replace_text, runs_in
+from lagwise.lab import checkpoint as checkpoints
+from lagwise.lab import lock, records
+from lagwise.lab.checkpoint import Checkpoint
+from lagwise.lab.cli import app
+from lagwise.lab.compare import FAILURE, failure_of
+from lagwise.lab.config import Config, difference_words
+from lagwise.lab.store import CONFIG, METRICS, PRIORS, RESULT, Run, add_line, replace_text, runs_in
 
 CONTEXT = get_context("fork")
 """Processes that have the library loaded already."""

@@ -7,8 +7,8 @@ import torch
 from oracle import assert_within_budget, make_terms
 
 import lagwise
-from lagwise.attention import kernels_run_on
-from lagwise.impl import support
+from lagwise.ops import support
+from lagwise.softmax import kernels_run_on
 
 TABLES = ("bias", "slopes", "gain", "channel gain", "query", "key", "value", "transform")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -125,5 +125,5 @@ def check_second_derivative(impl, reason):
 
 def test_the_page_is_made_from_the_table():
     page = Path(__file__).parent.parent / "docs" / "support.md"
-    made = 'python -c "from lagwise.impl import support; print(support.table())" > docs/support.md'
+    made = 'python -c "from lagwise.ops import support; print(support.table())" > docs/support.md'
     assert page.read_text() == support.table() + "\n", f"run: {made}"

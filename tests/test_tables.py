@@ -9,11 +9,12 @@ import pytest
 from test_compare import stored
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.tasks import TASKS
-from lagwise.train import records, tables
-from lagwise.train.config import Config
-from lagwise.train.league import estimate
+from lagwise.lab import records
+from lagwise.lab.cli import app
+from lagwise.lab.config import Config
+from lagwise.lab.report import tables
+from lagwise.lab.standings import estimate
+from lagwise.lab.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 HEAD = {"device": "a GPU", "torch": "2.11", "commit": "abc", "date": "2026-01-01", "data": "files"}

@@ -11,11 +11,11 @@ from training import losses_of
 
 from lagwise import make
 from lagwise.encodings import ENCODINGS
-from lagwise.tasks.artificial import SYMBOLS, Adding, Process50, Reber, Within, automaton, chances, reber_strings
-from lagwise.tasks.base import SPLITS
-from lagwise.tasks.files import cache_folder
-from lagwise.tasks.listops import FILES, WORDS, Grammar, ListOps, accepted, written
-from lagwise.train.config import FIELDS, Config, with_fields
+from lagwise.lab.config import FIELDS, Config, with_fields
+from lagwise.lab.tasks.base import SPLITS
+from lagwise.lab.tasks.files import cache_folder
+from lagwise.lab.tasks.lra.listops import FILES, WORDS, Grammar, ListOps, accepted, written
+from lagwise.lab.tasks.synthetic import SYMBOLS, Adding, Process50, Reber, Within, automaton, chances, reber_strings
 
 TASKS = {"process-50": Process50, "reber": Reber, "adding": Adding, "listops": ListOps}
 SMALL = {"train": 60, "validation": 20, "test": 20}
@@ -320,7 +320,7 @@ class TestListOps:
         small("listops", seed=1).examples("train").batch([0])
         small("listops", longest=70).examples("train").batch([0])
         assert len([path for path in cache.rglob("*.pt")]) == 3
-        monkeypatch.setattr("lagwise.tasks.listops.accepted", None)
+        monkeypatch.setattr("lagwise.lab.tasks.lra.listops.accepted", None)
         assert same(made, whole(small("listops").examples("train")))
 
     def test_the_cache_folder(self, monkeypatch, tmp_path):

@@ -9,14 +9,15 @@ import torch
 from training import losses_of
 
 import lagwise
-from lagwise.tasks import TASKS, glue, sentences, words
-from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.glue import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
-from lagwise.tasks.sentences import FOLDS, Cr, ImdbWords, Mr, SstWords, Trec
-from lagwise.tasks.words import Vocabulary, read_vectors
-from lagwise.train.checkpoint import load_latest
-from lagwise.train.config import Config, with_fields
-from lagwise.train.loop import Settings, make_config, train
+from lagwise.lab.checkpoint import load_latest
+from lagwise.lab.config import Config, with_fields
+from lagwise.lab.loop import Settings, make_config, train
+from lagwise.lab.tasks import TASKS
+from lagwise.lab.tasks.base import SPLITS, Sampling
+from lagwise.lab.tasks.text import glue, sentences, words
+from lagwise.lab.tasks.text.glue import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
+from lagwise.lab.tasks.text.sentences import FOLDS, Cr, ImdbWords, Mr, SstWords, Trec
+from lagwise.lab.tasks.text.words import Vocabulary, read_vectors
 
 GLUE = {name: kind for name, kind in TASKS.items() if issubclass(kind, glue.Glue)}
 SETS = {name: kind for name, kind in TASKS.items() if issubclass(kind, sentences.Sentences)}

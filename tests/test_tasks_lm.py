@@ -11,16 +11,16 @@ import torch
 from training import losses_of, random_bert
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.corpora import pieces_of
-from lagwise.tasks.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
-from lagwise.tasks.models import CausalModel, drawn, generate
-from lagwise.tasks.streams import BYTE_END, BYTE_MASK
-from lagwise.train.checkpoint import load_latest
-from lagwise.train.config import Config, with_fields
-from lagwise.train.loop import Session, Settings, make_config, train
-from lagwise.train.store import Run
+from lagwise.lab.checkpoint import load_latest
+from lagwise.lab.cli import app
+from lagwise.lab.config import Config, with_fields
+from lagwise.lab.loop import Session, Settings, make_config, train
+from lagwise.lab.store import Run
+from lagwise.lab.tasks.base import SPLITS, Sampling
+from lagwise.lab.tasks.models import CausalModel, drawn, generate
+from lagwise.lab.tasks.streams import BYTE_END, BYTE_MASK
+from lagwise.lab.tasks.text.corpora import pieces_of
+from lagwise.lab.tasks.text.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
 BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}

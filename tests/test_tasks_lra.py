@@ -15,13 +15,13 @@ from PIL import Image as Pillow
 from training import losses_of
 
 import lagwise
-from lagwise.tasks.base import SPLITS, Sequences
-from lagwise.tasks.files import rows
-from lagwise.tasks.image import PIXELS, SIDE, Image
-from lagwise.tasks.pathfinder import LEVEL, Pathfinder
-from lagwise.tasks.retrieval import Retrieval, TwoTowers
-from lagwise.tasks.text import Text
-from lagwise.train.config import Config, with_fields
+from lagwise.lab.config import Config, with_fields
+from lagwise.lab.tasks.base import SPLITS, Sequences
+from lagwise.lab.tasks.files import rows
+from lagwise.lab.tasks.lra.byte_text import Text
+from lagwise.lab.tasks.lra.image import PIXELS, SIDE, Image
+from lagwise.lab.tasks.lra.pathfinder import LEVEL, Pathfinder
+from lagwise.lab.tasks.lra.retrieval import Retrieval, TwoTowers
 
 TASKS = {"text": Text, "retrieval": Retrieval, "image": Image, "pathfinder": Pathfinder}
 NAMES = {"performer-ape", "performer-sine", "performer-conv", "relu-ape", "relu-sine", "relu-conv"}

@@ -11,13 +11,13 @@ import torch
 from tokenizers.processors import Sequence
 from training import losses_of, random_bert
 
-from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.qanet import Averaged, QANet
-from lagwise.tasks.questions import Asked, divided, read, sample
-from lagwise.tasks.squad import SpanMetric, Squad, best_spans, masked
-from lagwise.train.checkpoint import load_latest
-from lagwise.train.config import Config, with_fields
-from lagwise.train.loop import Session, Settings, make_config, train
+from lagwise.lab.checkpoint import load_latest
+from lagwise.lab.config import Config, with_fields
+from lagwise.lab.loop import Session, Settings, make_config, train
+from lagwise.lab.tasks.base import SPLITS, Sampling
+from lagwise.lab.tasks.text.qanet import Averaged, QANet
+from lagwise.lab.tasks.text.questions import Asked, divided, read, sample
+from lagwise.lab.tasks.text.squad import SpanMetric, Squad, best_spans, masked
 
 SMALL = {"dim": 32, "layers": 1, "heads": 2, "batch": 16, "rate": 5e-3, "dropout": 0.0}
 SHORT = {"length": 64, "stride": 16, "question": 16, "vocabulary": 300}

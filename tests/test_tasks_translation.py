@@ -11,13 +11,13 @@ import torch
 from training import losses_of
 from typer.testing import CliRunner
 
-from lagwise.cli import app
-from lagwise.tasks.base import SPLITS, Sampling
-from lagwise.tasks.beam import Search, beam_search
-from lagwise.tasks.parallel_texts import sample
-from lagwise.tasks.translation import Bleu, Decoding, Told, Translate
-from lagwise.train.config import Config, with_fields
-from lagwise.train.loop import Session, Settings, make_config, train
+from lagwise.lab.cli import app
+from lagwise.lab.config import Config, with_fields
+from lagwise.lab.loop import Session, Settings, make_config, train
+from lagwise.lab.tasks.base import SPLITS, Sampling
+from lagwise.lab.tasks.text.beam import Search, beam_search
+from lagwise.lab.tasks.text.parallel_texts import sample
+from lagwise.lab.tasks.text.translation import Bleu, Decoding, Told, Translate
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "batch": 1, "rate": 1e-2, "encoding": "t5"}
 TINY = {"vocabulary": 300, "length": 24, "tokens": 96}
@@ -26,7 +26,7 @@ TINY = {"vocabulary": 300, "length": 24, "tokens": 96}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LAGWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("lagwise.tasks.parallel_texts.SAMPLE_SIZES", {"train": 64, "validation": 6, "test": 6})
+    monkeypatch.setattr("lagwise.lab.tasks.text.parallel_texts.SAMPLE_SIZES", {"train": 64, "validation": 6, "test": 6})
 
 
 def config_of(**fields):

@@ -17,17 +17,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from lagwise.cli import app
 from lagwise.extras import install_command
-from lagwise.train import checkpoint as checkpoints
-from lagwise.train import signals
-from lagwise.train.checkpoint import Checkpoint
-from lagwise.train.commands import trained
-from lagwise.train.compare import plan
-from lagwise.train.config import Config, parsed, with_fields
-from lagwise.train.data import Order
-from lagwise.train.league import OWN_FIELDS
-from lagwise.train.loop import (
+from lagwise.lab import checkpoint as checkpoints
+from lagwise.lab import signals
+from lagwise.lab.checkpoint import Checkpoint
+from lagwise.lab.cli import app
+from lagwise.lab.cli.train import trained
+from lagwise.lab.compare import plan
+from lagwise.lab.config import Config, parsed, with_fields
+from lagwise.lab.data import Order
+from lagwise.lab.loop import (
     Diverged,
     Halted,
     Interrupted,
@@ -38,8 +37,9 @@ from lagwise.train.loop import (
     make_optimizer,
     train,
 )
-from lagwise.train.schedule import factor
-from lagwise.train.store import Run, runs_in
+from lagwise.lab.schedule import factor
+from lagwise.lab.standings import OWN_FIELDS
+from lagwise.lab.store import Run, runs_in
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "hidden": 32, "batch": 8, "steps": 20, "examples": 64, "evaluate_examples": 32}
 CPU = Settings(device="cpu", report_every=1, save_every=5)
@@ -132,7 +132,7 @@ def test_a_device_that_is_not_there():
 def test_all_of_the_time_is_counted_between_reports(tmp_path, monkeypatch):
     """Evaluations between reports are not training, and the steps before them are."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("lagwise.train.loop.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("lagwise.lab.loop.time.perf_counter", lambda: float(next(ticks)))
     result = train(small_config("t5", steps=6, evaluate_every=2), tmp_path, replace(CPU, report_every=4, save_every=0))
     # A clock that ticks when it is read: once for each of the reports at steps 2, 4 and 6.
     assert result["seconds"] == 3.0
@@ -542,7 +542,7 @@ def test_evaluation_uses_the_data_of_the_training(tmp_path):
 
 
 def test_what_is_not_installed_is_said_in_words(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("lagwise.train.", "lagwise.tasks"))]:
+    for name in [name for name in sys.modules if name.startswith(("lagwise.lab.", "lagwise.lab.tasks"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     done = CliRunner().invoke(app, ["tasks"])

@@ -11,7 +11,7 @@ import torch
 from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 
 import lagwise
-from lagwise.impl import support
+from lagwise.ops import support
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
@@ -204,7 +204,7 @@ def test_dropout(tables, shape, options):
     ids=words,
 )
 def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
-    from lagwise.impl.triton import launch
+    from lagwise.ops.kernels import launch
 
     monkeypatch.setattr(launch, "INTERPRETED", tile)
     check(tables, {"queries": 70}, **options)
@@ -231,9 +231,8 @@ def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
 )
 def test_split_with_its_band_on_the_kernels(tables, shape, max_lag, options, monkeypatch):
     """On a GPU `split` shares the kernels; here it takes them with the far fields of the CPU."""
-    from lagwise.impl import split
 
-    monkeypatch.setattr(split, "fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
     check(tables, shape, max_lag, impl="split", **options)
 
 
@@ -258,7 +257,7 @@ def test_a_table_beyond_what_a_window_sees(name, first):
     ids=words,
 )
 def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkeypatch):
-    from lagwise.impl.triton import launch
+    from lagwise.ops.kernels import launch
 
     monkeypatch.setattr(launch, "WIDEST", 8)
     check(tables, shape, 12, **options)
@@ -266,8 +265,8 @@ def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkey
 
 def test_scores_have_room_for_the_lags_of_all_tables():
     """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
-    from lagwise.impl.lowering import lower
-    from lagwise.impl.triton.launch import PADDING, Plan, empty_scores
+    from lagwise.ops.kernels.launch import PADDING, Plan, empty_scores
+    from lagwise.ops.lowering import lower
 
     terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
     q, k, v = tensors(queries=500)
@@ -282,8 +281,8 @@ def test_scores_have_room_for_the_lags_of_all_tables():
 def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     from triton.runtime.jit import JITFunction
 
-    from lagwise.impl.triton.attention import NUMBERS, forward_kernel
-    from lagwise.impl.triton.run import signature, stride_kind, wide
+    from lagwise.ops.kernels.forward import NUMBERS, forward_kernel
+    from lagwise.ops.kernels.run import signature, stride_kind, wide
 
     # As it is outside the interpreter.
     found = signature(JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS))
@@ -307,9 +306,8 @@ def test_strides_do_not_matter():
 
 
 def test_strides_do_not_matter_to_split(monkeypatch):
-    from lagwise.impl import split
 
-    monkeypatch.setattr(split, "fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
     base = [torch.randn(1, 33, 2, 16).transpose(1, 2)[..., ::2] for _ in range(3)]
     for tables in (SCALARS, CHANNELS):
         made = make_terms(*tables, heads=2, max_lag=3).tables()
@@ -394,14 +392,14 @@ def test_tensors_that_lie_token_by_token(shape, tables, options):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
 def test_split_of_tensors_that_lie_token_by_token(tables, causal, monkeypatch):
-    monkeypatch.setattr("lagwise.impl.split.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
     assert_within_budget("split", *by_token(*tensors(heads=2, queries=60)), make_terms(*tables, heads=2), causal=causal)
 
 
 @pytest.mark.parametrize("impl", ["triton", "split"])
 @pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
 def test_outputs_and_gradients_lie_as_what_they_belong_to(tables, impl, monkeypatch):
-    monkeypatch.setattr("lagwise.impl.split.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
     for arrange in (by_token, lambda *tensors: tensors):
         q, k, v = (x.requires_grad_() for x in arrange(*tensors(heads=2, queries=60)))
         out = lagwise.attention(q, k, v, make_terms(*tables, heads=2), impl=impl)

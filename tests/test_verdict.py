@@ -2,7 +2,7 @@
 
 import pytest
 
-from lagwise.train.verdict import p_value, verdict
+from lagwise.lab.report.verdict import p_value, verdict
 
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.005)
 

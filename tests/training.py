@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from lagwise.tasks.base import Task
-from lagwise.train.config import Config
+from lagwise.lab.config import Config
+from lagwise.lab.tasks.base import Task
 
 
 def losses_of(task: Task, config: Config, steps: int) -> list[float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lagwise.encodings.absolute import check_positions, inverse_frequencies
 from lagwise.encodings.base import Encoding
 from lagwise.errors import require_even, require_positive, require_switches
-from lagwise.impl.rotation import turn
+from lagwise.ops.rotation import turn
 from lagwise.terms import FeatureTransform, Terms
 
 

@@ -26,9 +26,9 @@ from lagwise.errors import (
     require_sizes,
     require_switches,
 )
-from lagwise.impl.operators import torch_transforms, without_autocast
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
+from lagwise.ops.register import torch_transforms, without_autocast
 from lagwise.terms import Terms
 
 # Of T5 and of nearly all its relatives.

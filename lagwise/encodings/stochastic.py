@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from lagwise.encodings.base import Encoding
 from lagwise.errors import refuse, require_lags, require_numbers, require_sizes, require_switches
-from lagwise.impl.codes import Filters, Recipe, Waves, features
 from lagwise.lags import LagTable
+from lagwise.ops.spe.codes import Filters, Recipe, Waves, features
 from lagwise.terms import Terms
 
 

@@ -8,7 +8,7 @@ plain attention with their own masks. BERTs with relative positions come by `fro
 relative positions to models that have none.
 """
 
-from lagwise.hf import mpnet, register, t5
+from lagwise.hf import interface, mpnet, t5
 from lagwise.hf.bert import from_pretrained_relative, restore_relative
 from lagwise.hf.convert import FadeCallback, convert, fade, redraw
 from lagwise.hf.convert import install as install_converted
@@ -16,7 +16,7 @@ from lagwise.hf.masks import NAME, Mask
 
 __all__ = ["NAME", "FadeCallback", "Mask", "convert", "fade", "from_pretrained_relative", "redraw", "restore_relative"]
 
-register.install()
+interface.install()
 t5.install()
 mpnet.install()
 install_converted()

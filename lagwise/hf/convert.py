@@ -28,9 +28,9 @@ from lagwise import noise
 from lagwise.encodings import ENCODINGS, Encoding, canonical_name, make, options_of
 from lagwise.feature_maps import FEATURE_MAPS, Favor, FeatureMap
 from lagwise.hf.bert import RelativeAttention, UnusedEmbedding, relative_class
+from lagwise.hf.interface import require_no_dropout
 from lagwise.hf.masks import NAME
-from lagwise.hf.register import require_no_dropout
-from lagwise.nn.attention import check_encoding, content_width, own_map
+from lagwise.nn.relative import check_encoding, content_width, own_map
 from lagwise.noise import Stream
 from lagwise.terms import Terms
 

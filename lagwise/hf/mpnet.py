@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
 from lagwise.hf import t5
+from lagwise.hf.interface import attention_forward
 from lagwise.hf.masks import NAME, Mask
-from lagwise.hf.register import attention_forward
 
 # What MPNet uses, whatever its config says.
 BUCKETS, MAX_LAG = 32, 128

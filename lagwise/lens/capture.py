@@ -20,12 +20,12 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lagwise.attention import WATCHER
 from lagwise.feature_maps import FeatureMap
 from lagwise.lags import LagTable
 from lagwise.lens.parts import Parts, attention_parts
 from lagwise.lens.priors import Prior, prior
 from lagwise.linear import visible_keys
+from lagwise.softmax import WATCHER
 from lagwise.terms import Terms
 
 CONTEXTS = ("context", "key_value_states", "encoder_hidden_states")

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lagwise import pages
+from lagwise.lab.curves import Extrapolation
 from lagwise.lens.ablation import Ablation, PriorHead
 from lagwise.lens.capture import Call
 from lagwise.lens.labels import head_label, head_labels
@@ -19,7 +20,6 @@ from lagwise.lens.learned import Kernels
 from lagwise.lens.metrics import SHARES, effective_range, entropy
 from lagwise.lens.parts import Parts, expected_logits, mean_by_lag
 from lagwise.lens.priors import Prior
-from lagwise.lens.results import Extrapolation
 from lagwise.pages import cell, html_table, scroll_box
 
 MAP_BYTES, CURVE_BYTES = 2_600_000, 1_700_000

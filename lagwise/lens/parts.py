@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lagwise.attention import check_call, check_terms, terms_of
 from lagwise.encodings import Encoding
 from lagwise.feature_maps import FeatureMap
-from lagwise.impl import dense
 from lagwise.lags import LagTable, reachable_lags
 from lagwise.linear import check_causal, linear_terms, prepare
+from lagwise.ops import dense
+from lagwise.softmax import check_call, check_terms, terms_of
 from lagwise.terms import Terms
 
 

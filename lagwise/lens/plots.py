@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lagwise.bench.plot import COLOURS
 from lagwise.extras import install_command
+from lagwise.lab.bench.sweep_plot import COLOURS
 from lagwise.lens.labels import head_label
 
 if TYPE_CHECKING:

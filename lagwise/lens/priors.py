@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lagwise.attention import relative_only
 from lagwise.encodings import Encoding
 from lagwise.noise import draw_seed
+from lagwise.softmax import relative_only
 from lagwise.terms import Terms
 
 

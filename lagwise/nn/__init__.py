@@ -6,9 +6,9 @@
 torch.Size([2, 10, 64])
 """
 
-from lagwise.nn.attention import RelativeAttention
 from lagwise.nn.caches import Cache, DecoderCache, LayerCache, LinearCache
 from lagwise.nn.layer import Layer
+from lagwise.nn.relative import RelativeAttention
 from lagwise.nn.stacks import Decoder, Encoder, Stack
 
 __all__ = ["Cache", "Decoder", "DecoderCache", "Encoder", "Layer", "LayerCache", "LinearCache", "RelativeAttention", "Stack"]

@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.attention import check_keys
 from lagwise.encodings import Encoding
 from lagwise.errors import (
     keywords_of,
@@ -18,9 +17,10 @@ from lagwise.errors import (
     require_switches,
     shown,
 )
-from lagwise.nn.attention import RelativeAttention, check_input
 from lagwise.nn.caches import LayerCache
+from lagwise.nn.relative import RelativeAttention, check_input
 from lagwise.noise import Stream
+from lagwise.softmax import check_keys
 from lagwise.terms import Terms
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}

@@ -9,15 +9,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lagwise import noise
-from lagwise.attention import check_ends, check_longest
 from lagwise.encodings import Encoding, NoEncoding, StochasticEncoding
 from lagwise.errors import keywords_of, refuse, refuse_keywords, require_sizes, require_switches
 from lagwise.feature_maps import Favor, FeatureMap
 from lagwise.lags import reachable_lags
-from lagwise.nn.attention import RelativeAttention, check_encoding, check_input, content_width, named, width_of_head
 from lagwise.nn.caches import DecoderCache, LayerCache
 from lagwise.nn.layer import Layer
+from lagwise.nn.relative import RelativeAttention, check_encoding, check_input, content_width, named, width_of_head
 from lagwise.noise import Stream
+from lagwise.softmax import check_ends, check_longest
 
 
 class Stack(nn.Module):

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lagwise.bench.plot import COLOURS
+from lagwise.lab.bench.sweep_plot import COLOURS
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

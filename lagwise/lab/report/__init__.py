@@ -1,0 +1,1 @@
+"""What is shown of runs: tables, verdicts and pages."""

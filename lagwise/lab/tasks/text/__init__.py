@@ -1,0 +1,1 @@
+"""Language: sentences, questions, translation and language models."""

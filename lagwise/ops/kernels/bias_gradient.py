@@ -1,0 +1,181 @@
+"""Gradients of tables of scalars: sums of dlogit along the diagonals of [queries, keys].
+
+    dbias(n) = sum_i dlogit(i, i + n),      dgain(n) = scale sum_i dlogit(i, i + n) q_i . k_(i + n)
+
+A program walks along one block diagonal, on which every tile has the same lags:
+
+    queries |  A B . .
+            |  . A B .        A: lags around one offset, B: those around the next
+            |  . . A B
+            +-----------> keys
+
+so that tiles are added up entry by entry, and only their sum is summed along its diagonals, once per program. Programs write
+partial sums, and a second kernel adds them up: no atomics, the same bits each time.
+"""
+
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+from lagwise.ops.kernels.forward import NUMBERS, content_product, end_queries, load_statistics, tile_gradient, tile_logits
+from lagwise.ops.kernels.tiles import NEAR, dropout_state, load_keys, load_rows, product
+
+
+@triton.jit
+def diagonal_sums(x, SIZE: tl.constexpr):
+    """Returns the sums of a square tile along its 2 SIZE - 1 diagonals, lower left first, and a zero."""
+    row = tl.arange(0, SIZE)[:, None]
+    column = row + tl.arange(0, 2 * SIZE)[None, :] - (SIZE - 1)
+    inside = (column >= 0) & (column < SIZE)
+    skewed = tl.gather(x, tl.minimum(tl.maximum(column, 0), SIZE - 1), 1)
+    return tl.sum(tl.where(inside, skewed, 0.0), 0)
+
+
+@triton.jit(do_not_specialize=[*NUMBERS, "chunks"])
+def scalar_gradient_kernel(
+    Q, K, V, Dout, Lse, Delta, Bias, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DBias, DGain,
+    KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
+    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
+    heads, group, queries, keys, query_start, first, last, table_first, table_lags, low, high,
+    band_first, band_lags, value_first, value_lags, scale, dropped, chunks,
+    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
+    BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr,
+    DROPOUT: tl.constexpr, FAR: tl.constexpr, LIMITED: tl.constexpr,
+):  # fmt: skip
+    """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more."""
+    part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
+    diagonal, chunk, pair = part % diagonals, part // diagonals % chunks, part // (diagonals * chunks)
+    batch, head = pair // heads, pair % heads
+    index = tl.arange(0, SIZE)
+    offset = low + diagonal * SIZE
+    lag = offset + index[None, :] - index[:, None]
+    Bias += head * table_lags
+    Gain += head * (2 * head_dim if CHANNELS else table_lags)
+    dbias = tl.zeros([SIZE, SIZE], tl.float32)
+    dgain = tl.zeros([SIZE, SIZE], tl.float32)
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    base = (batch * heads + head).to(tl.int64)
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
+    Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
+    BandScores += base * queries * band_lags
+    KeyScores += base * keys * band_lags
+    ValueScores += base * queries * value_lags
+    KeyMask += batch.to(tl.int64) * keys
+    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+    # The tiles of the diagonal that have keys, and this chunk's share of them.
+    begin = tl.maximum(-start - offset, 0) // SIZE
+    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + SIZE - 1) // SIZE
+    share = (tl.maximum(end - begin, 0) + chunks - 1) // chunks
+    for tile in range(begin + chunk * share, tl.minimum(begin + (chunk + 1) * share, end)):
+        row = tile * SIZE + index
+        key = row + start + offset
+        some_key = tl.maximum(key, 0)[None, :]
+        q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False)
+        k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, False, HIDE)
+        v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, False, HIDE)
+        dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
+        lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, NEAR)
+        q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
+        content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
+        logits, _gain = tile_logits(
+            content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
+            heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
+            queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
+            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, FAR,
+        )  # fmt: skip
+        logits += tl.where((key >= 0) & (key < keys), 0.0, -float("inf"))[None, :]
+        _weights, dlogits = tile_gradient(
+            logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], some_key, state, dropped,
+            ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, NEAR, VALUE, DROPOUT,
+        )  # fmt: skip
+        if BIAS:
+            dbias += dlogits
+        if GAIN:
+            dgain += dlogits * content
+    entry = part.to(tl.int64) * 2 * SIZE
+    lags = tl.arange(0, 2 * SIZE)
+    if BIAS:
+        tl.store(DBias + entry + lags, diagonal_sums(dbias, SIZE))
+    if GAIN:
+        tl.store(DGain + entry + lags, diagonal_sums(dgain, SIZE) * scale)
+
+
+@triton.jit
+def lag_sums(
+    Sums, lag, head, batch, heads, chunks, diagonals, low, high,
+    SIZE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds up the partial sums [batch, heads, chunks, diagonals, 2 SIZE] of some lags, zero outside `low` to `high`.
+
+    Each lag is in the upper half of one block diagonal and in the lower half of the next.
+    """
+    place = lag - low + SIZE - 1
+    inside = ((lag >= low) & (lag <= high))[None, :]
+    diagonal, entry = (place // SIZE)[None, :], (place % SIZE)[None, :]
+    total = tl.zeros(lag.shape, tl.float32)
+    for start in range(0, batch * chunks, PARTS):
+        part = start + tl.arange(0, PARTS)[:, None]
+        there = inside & (part < batch * chunks)
+        base = ((part // chunks * heads + head) * chunks + part % chunks).to(tl.int64) * diagonals * (2 * SIZE)
+        lower = tl.load(Sums + base + diagonal * (2 * SIZE) + entry, mask=there & (diagonal < diagonals), other=0.0)
+        upper = tl.load(Sums + base + (diagonal - 1) * (2 * SIZE) + SIZE + entry, mask=there & (diagonal > 0), other=0.0)
+        total += tl.sum(lower + upper, 0)
+    return total
+
+
+@triton.jit(do_not_specialize=["batch", "heads", "chunks", "diagonals", "low", "high", "first", "lags"])
+def fold_kernel(
+    Sums, Ends, SlopeEnds, Dtable, Dslopes, ends_head, batch, heads, chunks, diagonals, low, high, first, lags,
+    SIZE: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, ENDS: tl.constexpr,
+    SLOPES: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradient of a table [heads or 1, lags] from the sums of the lags, those beyond its columns at its ends.
+
+    `Ends` and `SlopeEnds`, [heads, .., 2], hold what lags before `low` and after `high` add to the ends and to the slopes of the
+    table. With SHARED the table is that of all heads.
+    """
+    index, count = tl.program_id(0), tl.cdiv(lags, COLUMNS)
+    block, owner = index % count, index // count
+    step = tl.arange(0, COLUMNS)
+    column = block * COLUMNS + step
+    # Lags before the columns are left to the first block, those after them to the last.
+    past_end = tl.where(block == 0, tl.minimum(first, high + 1), low)
+    future_start = tl.where(block == count - 1, tl.maximum(first + lags, low), high + 1)
+    total = tl.zeros([COLUMNS], tl.float32)
+    past, future = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    past_slope, future_slope = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    for head in range(0 if SHARED else owner, heads if SHARED else owner + 1):
+        found = lag_sums(Sums, first + column, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+        total += tl.where(column < lags, found, 0.0)
+        for start in range(low, past_end, COLUMNS):
+            beyond = start + step - first
+            found = lag_sums(Sums, start + step, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+            found = tl.where(beyond < 0, found, 0.0)
+            past += tl.sum(found, 0)
+            past_slope += tl.sum(found * beyond.to(tl.float32), 0)
+        for start in range(future_start, high + 1, COLUMNS):
+            beyond = start + step - (first + lags - 1)
+            found = lag_sums(Sums, start + step, head, batch, heads, chunks, diagonals, low, high, SIZE, PARTS)
+            future += tl.sum(found, 0)
+            future_slope += tl.sum(found * beyond.to(tl.float32), 0)
+        if ENDS:
+            past_change, future_change = tl.load(Ends + head * ends_head), tl.load(Ends + head * ends_head + 1)
+            past += past_change
+            future += future_change
+            if SLOPES:
+                # The ends count distances from `low` and `high`.
+                past_slope += past_change * tl.minimum(low - first, 0).to(tl.float32)
+                future_slope += future_change * tl.maximum(high - (first + lags - 1), 0).to(tl.float32)
+                past_slope += tl.load(SlopeEnds + head * ends_head)
+                future_slope += tl.load(SlopeEnds + head * ends_head + 1)
+    total += tl.where(column == 0, past, 0.0) + tl.where(column == lags - 1, future, 0.0)
+    tl.store(Dtable + owner * lags + column, total, mask=column < lags)
+    if SLOPES:
+        tl.store(Dslopes + owner, past_slope, mask=block == 0)
+        tl.store(Dslopes + tl.num_programs(0) // count + owner, future_slope, mask=block == count - 1)

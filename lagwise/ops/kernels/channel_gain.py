@@ -1,0 +1,228 @@
+"""A gain per channel: the content product of the band, lag by lag, and its gradients.
+
+    score(i, n) = sum_c gain_c(n) q_ic k_(i+n)c
+    dq_ic = scale sum_n dscore(i, n) gain_c(n) k_(i+n)c         dk_jc = scale sum_n dscore(j-n, n) gain_c(n) q_(j-n)c
+    dgain_c(n) = scale sum_i dscore(i, n) q_ic k_(i+n)c
+
+Each lag has its own weights of the channels, so that this is no matrix product: the ordinary units do two operations per row,
+lag and channel, and every other instruction counts. A program holds RUNS runs of LENGTH consecutive rows, as LENGTH tensors
+[RUNS, WIDTH], and takes STEP lags at a time, a divisor of the lags of the band: the LENGTH + STEP - 1 rows that these pair with a
+run are loaded and turned to float32 once, for LENGTH * STEP uses in registers.
+"""
+
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+from lagwise.ops.kernels.tiles import DIRECT, load_rows, store_rows
+
+NUMBERS = ["heads", "group", "queries", "keys", "query_start", "band_first", "band_lags", "chunks", "scale"]
+
+
+@triton.jit
+def widened(x):
+    """Turns numbers to float32.
+
+    By itself the compiler takes two instructions for the second bfloat16 of a register; one is enough.
+    """
+    if DIRECT and x.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;", "=r,=r,r", [x], dtype=tl.float32, is_pure=True, pack=2
+        )
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def load_runs(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr):
+    """Loads LENGTH rows from each index on, as that many tensors [index, WIDTH] in float32, with zeros beyond the ends."""
+    channel = tl.arange(0, WIDTH)
+    pointers = X + index.to(tl.int64)[:, None] * stride + channel[None, :]
+    rows = ()
+    for place in tl.static_range(LENGTH):
+        there = (index >= -place)[:, None] & (index < count - place)[:, None]
+        if dim != WIDTH:
+            there = there & (channel < dim)[None, :]
+        rows += (widened(tl.load(pointers, mask=there, other=0.0)),)
+        pointers += stride
+    return rows
+
+
+@triton.jit
+def lag_gain(pointer, dim: tl.constexpr, WIDTH: tl.constexpr):
+    """Loads the weights of the channels at a lag, [1, WIDTH]."""
+    channel = tl.arange(0, WIDTH)
+    return tl.load(pointer + channel, mask=channel < dim, other=0.0)[None, :]
+
+
+@triton.jit
+def load_words(pointers, there, COUNT: tl.constexpr):
+    """Loads COUNT numbers from each pointer on, as that many tensors [pointers, 1] in float32, several to an access."""
+    kind: tl.constexpr = pointers.dtype.element_ty
+    BITS: tl.constexpr = kind.primitive_bitwidth
+    PER_WORD: tl.constexpr = 64 // BITS
+    words = pointers.to(tl.pointer_type(tl.int64))
+    numbers = ()
+    for word in tl.static_range(COUNT // PER_WORD):
+        found = tl.load(words + word, mask=there, other=0)
+        for place in tl.static_range(PER_WORD):
+            bits = (found >> place * BITS).to(tl.int16 if BITS == 16 else tl.int32)
+            numbers += (bits.to(kind, bitcast=True).to(tl.float32)[:, None],)
+    return numbers
+
+
+@triton.jit
+def stacked(columns):
+    """Joins tensors, a power of two of them, along a new last axis."""
+    if len(columns) == 1:
+        return columns[0]
+    else:
+        return tl.join(stacked(columns[0::2]), stacked(columns[1::2]))
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def channel_scores_kernel(
+    Q, K, ChannelGain, BandScores, Starts,
+    q_batch, q_head, q_time, k_batch, k_head, k_time,
+    heads, group, queries, keys, query_start, band_first, band_lags,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
+    LAGS: tl.constexpr, STARTS: tl.constexpr, QUERY: tl.constexpr,
+):  # fmt: skip
+    """Writes the content product of LAGS lags to the scores of a block of queries, or adds it to those of a table QUERY."""
+    index, count, lag_blocks = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH), tl.cdiv(band_lags, LAGS)
+    block, lag_block, pair = index % count, index // count % lag_blocks, index // (count * lag_blocks)
+    batch, head = pair // heads, pair % heads
+    run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
+    row = block * RUNS * LENGTH + tl.arange(0, RUNS * LENGTH)
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    ChannelGain += head * band_lags * head_dim
+    entry = BandScores + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64)[:, None] * band_lags
+    q = load_runs(Q, run, queries, q_time, head_dim, WIDTH, LENGTH)
+    for lag in range(lag_block * LAGS, min(lag_block * LAGS + LAGS, band_lags), STEP):
+        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        scores = ()
+        for step in tl.static_range(STEP):
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            column = ()
+            for place in tl.static_range(LENGTH):
+                column += (tl.sum(q[place] * gain * k[place + step], 1),)
+            scores += (stacked(column),)
+        found = tl.reshape(stacked(scores), [RUNS * LENGTH, STEP])
+        entries = entry + lag + tl.arange(0, STEP)[None, :]
+        if QUERY:
+            found += tl.load(entries, mask=(row < queries)[:, None], other=0.0).to(tl.float32)
+        tl.store(entries, found.to(BandScores.dtype.element_ty), mask=(row < queries)[:, None])
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def channel_query_gradient_kernel(
+    K, ChannelGain, DBandScores, Dq, Starts,
+    k_batch, k_head, k_time,
+    heads, group, queries, keys, query_start, band_first, band_lags, scale,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
+    STARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds the band's share to dq of a block of queries."""
+    index, count = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH)
+    block, pair = index % count, index // count
+    batch, head = pair // heads, pair % heads
+    run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags + run.to(tl.int64) * band_lags
+    ChannelGain += head * band_lags * head_dim
+    dq = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    for lag in range(0, band_lags, STEP):
+        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        dscore = ()
+        for place in tl.static_range(LENGTH):
+            dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, STEP),)
+        for step in tl.static_range(STEP):
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            changed = ()
+            for place in tl.static_range(LENGTH):
+                changed += (dq[place] + dscore[place][step] * gain * k[place + step],)
+            dq = changed
+    Dq += pair.to(tl.int64) * queries * head_dim
+    for place in tl.static_range(LENGTH):
+        before = load_rows(Dq, run + place, queries, head_dim, head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dq, run + place, queries, head_dim, dq[place] * scale + before, head_dim, WIDTH)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def channel_key_gradient_kernel(
+    Q, ChannelGain, DBandScores, Dk, Starts,
+    q_batch, q_head, q_time,
+    heads, queries, keys, query_start, band_first, band_lags, scale,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
+    STARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds the band's share to dk of a block of keys, from one query head."""
+    index, count = tl.program_id(0), tl.cdiv(keys, RUNS * LENGTH)
+    block, pair = index % count, index // count
+    batch, head = pair // heads, pair % heads
+    run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags
+    ChannelGain += head * band_lags * head_dim
+    dk = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    for lag in range(0, band_lags, STEP):
+        # The query of a run's first key at the last lag: that of key `place` at lag `step` is `place + STEP - 1 - step` later.
+        first = run - start - band_first - lag - (STEP - 1)
+        q = load_runs(Q, first, queries, q_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        pointers = dscores + first.to(tl.int64) * band_lags + lag
+        dscore = ()
+        for place in tl.static_range(LENGTH + STEP - 1):
+            dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), STEP),)
+            pointers += band_lags
+        for step in tl.static_range(STEP):
+            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            changed = ()
+            for place in tl.static_range(LENGTH):
+                changed += (dk[place] + dscore[place + STEP - 1 - step][step] * gain * q[place + STEP - 1 - step],)
+            dk = changed
+    Dk += pair.to(tl.int64) * keys * head_dim
+    for place in tl.static_range(LENGTH):
+        before = load_rows(Dk, run + place, keys, head_dim, head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dk, run + place, keys, head_dim, dk[place] * scale + before, head_dim, WIDTH)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def channel_gain_gradient_kernel(
+    Q, K, DBandScores, DChannelGain, Starts,
+    q_batch, q_head, q_time, k_batch, k_head, k_time,
+    heads, group, queries, keys, query_start, band_first, band_lags, chunks, scale,
+    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
+    STARTS: tl.constexpr,
+):  # fmt: skip
+    """Writes the share of dgain that a chunk of the queries gives to STEP lags, [chunks, lags, head_dim] per pair."""
+    index, lag_blocks = tl.program_id(0), band_lags // STEP
+    lag, chunk, pair = index % lag_blocks * STEP, index // lag_blocks % chunks, index // (lag_blocks * chunks)
+    batch, head = pair // heads, pair % heads
+    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
+    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags + lag
+    dgain = (tl.zeros([RUNS, WIDTH], tl.float32),) * STEP
+    for block in range(chunk * RUNS * LENGTH, queries, chunks * RUNS * LENGTH):
+        run = block + tl.arange(0, RUNS) * LENGTH
+        q = load_runs(Q, run, queries, q_time, head_dim, WIDTH, LENGTH)
+        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        pointers = dscores + run.to(tl.int64) * band_lags
+        for place in tl.static_range(LENGTH):
+            dscore = load_words(pointers, run + place < queries, STEP)
+            pointers += band_lags
+            changed = ()
+            for step in tl.static_range(STEP):
+                changed += (dgain[step] + dscore[step] * q[place] * k[place + step],)
+            dgain = changed
+    share = DChannelGain + ((pair.to(tl.int64) * chunks + chunk) * band_lags + lag) * head_dim
+    channel = tl.arange(0, WIDTH)
+    for step in tl.static_range(STEP):
+        tl.store(share + step * head_dim + channel, tl.sum(dgain[step], 0) * scale, mask=channel < head_dim)

@@ -1,0 +1,56 @@
+"""Rotation of channel pairs in one pass: each number is read and written once."""
+
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lagwise.ops.kernels.launch import blocks, strides
+from lagwise.ops.kernels.run import run
+
+ROWS = 32
+
+
+@triton.jit(do_not_specialize=["heads", "time"])
+def turn_kernel(
+    X, Cos, Sin, Out, x_batch, x_head, x_time, out_batch, out_head, out_time, angle_batch, heads, time,
+    HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Turns the channel pairs of some rows of one head."""
+    index, count = tl.program_id(0), tl.cdiv(time, ROWS)
+    block, pair = index % count, index // count
+    batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    row, channel = (block * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, WIDTH)[None, :]
+    there = (row < time) & (channel < HALF)
+    angle = batch * angle_batch + row.to(tl.int64) * HALF + channel
+    cos, sin = tl.load(Cos + angle, mask=there, other=0.0), tl.load(Sin + angle, mask=there, other=0.0)
+    if INTERLEAVED:
+        first, second = 2 * channel, 2 * channel + 1
+    else:
+        first, second = channel, channel + HALF
+    here = X + batch * x_batch + head * x_head + row.to(tl.int64) * x_time
+    a = tl.load(here + first, mask=there, other=0.0).to(tl.float32)
+    b = tl.load(here + second, mask=there, other=0.0).to(tl.float32)
+    there_out = Out + batch * out_batch + head * out_head + row.to(tl.int64) * out_time
+    tl.store(there_out + first, (a * cos - b * sin).to(Out.dtype.element_ty), mask=there)
+    tl.store(there_out + second, (a * sin + b * cos).to(Out.dtype.element_ty), mask=there)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Returns the rotation of x, see `lagwise.ops.rotation.turn`."""
+    x = x if x.stride(3) == 1 else x.contiguous()
+    out = torch.empty_like(x)
+    batch, heads, time, width = x.shape
+    cos, sin = cos.contiguous(), sin.contiguous()
+    half = width // 2
+    given = {
+        "X": x, **strides("x", x), "Cos": cos, "Sin": sin, "Out": out, **strides("out", out),
+        "angle_batch": time * half if cos.ndim == 4 and cos.shape[0] > 1 else 0, "heads": heads, "time": time,
+        "HALF": half, "WIDTH": triton.next_power_of_2(half), "ROWS": ROWS, "INTERLEAVED": interleaved,
+    }  # fmt: skip
+    run(turn_kernel, (blocks(time, ROWS), batch * heads), given, warps=4, stages=1)
+    return out

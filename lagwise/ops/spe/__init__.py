@@ -1,0 +1,1 @@
+"""Stochastic features: sines and filters."""

@@ -1,0 +1,1 @@
+"""Attention of a clipped encoding as a near band and two far fields."""

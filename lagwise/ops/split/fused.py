@@ -1,0 +1,243 @@
+"""`impl="split"` on a GPU: the band on our kernels, the far fields on the vendor's, merged in one pass over the rows.
+
+docs/mathematics.md derives what each side's tails become; `lagwise.ops.split.eager` says which pairs belong to which side. A far
+field has the last rows and the first keys of the call, in its own order of time, and its tensors hold these alone.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops import vendor
+from lagwise.ops.kernels import launch
+from lagwise.ops.kernels.launch import (
+    ROWS,
+    FarEnds,
+    Plan,
+    attend,
+    blocks,
+    differentiate,
+    gradients,
+    strides,
+    summed_products,
+    width,
+)
+from lagwise.ops.kernels.rows import far_ends_kernel, far_queries_kernel, merge_kernel
+from lagwise.ops.kernels.run import run
+from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
+from lagwise.ops.split.eager import Side, layout, merge
+from lagwise.terms import Terms
+
+SIDES = ("past", "future")
+
+
+class Field(NamedTuple):
+    """A far field: its side, how many rows and keys it has, and where they are cut into what the vendor's kernels take."""
+
+    side: Side
+    rows: int
+    keys: int
+    pieces: list[vendor.Piece]
+
+
+def fields_of(part: Part, sides: list[Side]) -> list[Field]:
+    queries, keys = part.q.shape[2], part.k.shape[2]
+    found = []
+    for side in sides:
+        rows, seen = vendor.extent(queries, keys, side.limit)
+        found.append(Field(side, rows, seen, list(vendor.pieces(rows, seen, side.limit + queries - rows))))
+    return found
+
+
+def forward(call: Lowered) -> list[Tensor]:
+    """Returns output and log-sum-exp, then those of the far fields, without what their tails add."""
+    ((_, _, part),) = parts_of(call)
+    band, sides = layout(call, part)
+    nothing = _results(call, 0)
+    if not sides:
+        return [*launch.forward(call), *nothing, *nothing]
+    out, lse = launch.outputs(call)
+    # The far fields come first: while they run, the host prepares the rest.
+    fields = fields_of(part, sides)
+    found = [x for field in fields for x in _field_forward(part, field)]
+    found += nothing * (2 - len(sides))
+    near_out, near_lse = launch.outputs(call)
+    attend(Plan(call, part.tables, only=band), near_out, near_lse)
+    given = {
+        **_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse,
+        "OUT_BY_TOKEN": is_by_token(out),
+    }  # fmt: skip
+    run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    return [out, lse, *found]
+
+
+def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
+    side = field.side
+    q = _far_queries(part, field)
+    k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    if len(field.pieces) == 1:
+        # It is all of the field.
+        out, lse = vendor.attend(q, k, v, causal=field.pieces[0].causal, scale=part.scale)
+        return out.contiguous(), lse.contiguous()
+    found = [
+        vendor.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
+        for piece in field.pieces
+    ]
+    # Several pieces may hold the same rows; they are merged in float32 and rounded once.
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float32, device=q.device)
+    lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
+    for piece, (piece_out, piece_lse) in zip(field.pieces, found, strict=True):
+        merge(out[:, :, piece.rows], lse[:, :, piece.rows], piece_out, piece_lse)
+    return out.to(q.dtype), lse
+
+
+def _far_queries(part: Part, field: Field) -> Tensor:
+    """Returns the queries that make a far field plain attention, rounded once."""
+    side, tables, q = field.side, part.tables, part.q
+    if tables.gain is None and tables.key is None:
+        return side.last(q, field.rows)
+    batch, heads, queries, head_dim = q.shape
+    found = q.new_empty(batch, heads, field.rows, head_dim)
+    q = q if q.stride(3) == 1 else q.contiguous()
+    given: dict[str, Any] = {
+        "Q": q, **strides("q", q), "FarQ": found, "heads": heads, "rows": field.rows,
+        "first": field.rows - 1 if side.mirrored else queries - field.rows, "STEP": -1 if side.mirrored else 1,
+        "head_dim": head_dim, "WIDTH": width(head_dim), "ROWS": ROWS, "KEY": tables.key is not None,
+        "GAIN": tables.gain is not None, "CHANNELS": tables.gain is not None and tables.gain.values.shape[2] > 1,
+    }  # fmt: skip
+    for word, pointer, name in (("end_gains", "EndGains", "gain"), ("tail_key", "TailKey", "key")):
+        given |= _ends(word, pointer, part, name)
+        if side.mirrored and given[name.upper()]:
+            given[pointer] = given[pointer][:, -1]
+    run(far_queries_kernel, (blocks(field.rows, ROWS), batch * heads), given, warps=4, stages=1)
+    return found
+
+
+def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict[str, Any]:
+    """Returns what the kernels on rows read of the far fields and of the tables' tails."""
+    v, tables = part.v, part.tables
+    q = part.raw_q if part.raw_q.stride(3) == 1 else part.raw_q.contiguous()
+    given: dict[str, Any] = {
+        "RawQ": q, **strides("raw_q", q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.scale,
+        "head_dim": q.shape[3], "value_dim": v.shape[3], "WIDTH": width(q.shape[3]),
+        "VALUE_WIDTH": width(v.shape[3]), "ROWS": ROWS, "SIDES": len(fields),
+        "PastOut": saved[0], "PastLse": saved[1], "FutureOut": saved[2], "FutureLse": saved[3],
+        "past_rows": saved[1].shape[2], "future_rows": saved[3].shape[2],
+    }  # fmt: skip
+    for name in ("bias", "query", "value"):
+        given |= {
+            name.upper(): getattr(tables, name) is not None,
+            **_ends(f"tail_{name}", f"Tail{name.capitalize()}", part, name),
+        }
+    return given
+
+
+def _ends(word: str, pointer: str, part: Part, name: str) -> dict[str, Any]:
+    """Returns a table as kernels read its ends: where it is, how far the heads are from each other, and where the last lag is."""
+    table = getattr(part.tables, name)
+    if table is None:
+        return {pointer: part.q, f"{word}_head": 0, f"{word}_last": 0}
+    values = table.values if table.values.ndim == 2 or table.values.stride(2) == 1 else table.values.contiguous()
+    return {
+        pointer: values, f"{word}_head": values.stride(0) if len(values) > 1 else 0,
+        f"{word}_last": (values.shape[1] - 1) * values.stride(1),
+    }  # fmt: skip
+
+
+def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has."""
+    out, lse, *rest = saved
+    ((_, _, part),) = parts_of(call)
+    band, sides = layout(call, part)
+    if not sides:
+        return launch.backward(call, [out, lse], dout, dlse)
+    dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    fields = fields_of(part, sides)
+    shape = lse.shape
+
+    def per_row(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=lse.device)
+
+    delta, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
+    ends = FarEnds(per_row(*shape, 2), per_row(*shape, 2))
+    given = {
+        **_row_arguments(part, fields, rest), "Out": out, "Lse": lse, "Dout": dout, **strides("dout", dout),
+        "Dlse": out if dlse is None else dlse.contiguous(), "DLSE": dlse is not None,
+        "OUT_BY_TOKEN": is_by_token(out), "Delta": delta, "Changes": ends.changes, "Masses": ends.masses,
+        "PlainPastLse": plain_lse[0], "PlainFutureLse": plain_lse[1],
+    }  # fmt: skip
+    run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
+    found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
+    plan = Plan(call, part.tables, only=band)
+    plan.arguments |= _far_gradients(part, found)
+    known, tables = differentiate(plan, dout, lse, delta, ends)
+    for field, (dq, _, _) in zip(fields, found, strict=True):
+        _tail_gradients(part, field, dq, tables)
+    return gradients(call, known, tables)
+
+
+def _field_backward(
+    part: Part, field: Field, dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of a far field's queries, keys and values, from the log-sum-exp less its shift."""
+    side = field.side
+    value = side.tail("value", torch.float32)
+    q = _far_queries(part, field)
+    k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    dout, out = side.last(dout, field.rows), side.last(out, field.rows)
+    if value is not None:
+        out = (out.float() - value).to(out.dtype)
+    dlse = None if dlse is None else side.last(dlse, field.rows)
+    if len(field.pieces) == 1:
+        return vendor.attend_backward(dout, q, k, v, out, lse, dlse, causal=field.pieces[0].causal, scale=part.scale)
+    found = [
+        vendor.attend_backward(
+            dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, :, rows],
+            None if dlse is None else dlse[:, :, rows], causal=causal, scale=part.scale,
+        )
+        for rows, keys, causal in field.pieces
+    ]  # fmt: skip
+    dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    for (rows, keys, _), (piece_dq, piece_dk, piece_dv) in zip(field.pieces, found, strict=True):
+        dq[:, :, rows] += piece_dq
+        dk[:, :, keys] += piece_dk
+        dv[:, :, keys] += piece_dv
+    return dq, dk, dv
+
+
+def _far_gradients(part: Part, found: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:
+    """Returns what the kernels of the band read to add the far fields' gradients to theirs."""
+    given: dict[str, Any] = {"SIDES": len(found)}
+    for side, fields in zip(SIDES, found, strict=False):
+        for name, x in zip(("dq", "dk", "dv"), fields, strict=True):
+            x = x if x.stride(3) == 1 else x.contiguous()
+            given |= {f"{name.capitalize()}{side.capitalize()}": x, **strides(f"{name}_{side}", x)}
+        given |= {f"{side}_rows": fields[0].shape[2], f"{side}_keys": fields[1].shape[2]}
+    return given | _ends("end_gains", "EndGains", part, "gain")
+
+
+def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None:
+    """Adds the gradients of the tails of `key` and `gain`, from the gradient of the far field's queries."""
+    side = field.side
+    if tables.key is not None:
+        side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
+    if tables.gain is not None:
+        # Of all products of a channel of dq with one of q, those of the same channel.
+        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows), tables.gain.heads).diagonal(dim1=1, dim2=2)
+        side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+
+
+def outputs(call: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those of `forward`."""
+    ((_, _, part),) = parts_of(call)
+    _, sides = layout(call, part)
+    queries, keys = part.q.shape[2], part.k.shape[2]
+    rows = [vendor.extent(queries, keys, side.limit)[0] for side in sides]
+    return [*launch.outputs(call), *(x for count in [*rows, 0, 0][:2] for x in _results(call, count))]
+
+
+def _results(call: Lowered, rows: int) -> list[Tensor]:
+    """Returns an empty output and log-sum-exp for some rows of a far field."""
+    shape = (*call.q.shape[:2], rows)
+    return [call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=torch.float32)]

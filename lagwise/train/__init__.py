@@ -1,1 +1,0 @@
-"""The harness: trains, evaluates and compares encodings on the tasks of `lagwise.tasks`."""
