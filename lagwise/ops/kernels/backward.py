@@ -76,13 +76,15 @@ def query_gradient_kernel(
     `found.scalar_ends`, [batch, heads, 3, queries, 2], gets the sums of dlogit, of dlogit times content and of dlogit times the
     distance beyond the end, before `low` and after `high`.
     """
+    ROWS: tl.constexpr = flags.ROWS
+    WIDTH: tl.constexpr = flags.WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
     batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
-    row_start = block * flags.ROWS
-    row = row_start + tl.arange(0, flags.ROWS)
+    row_start = block * ROWS
+    row = row_start + tl.arange(0, ROWS)
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
@@ -90,18 +92,18 @@ def query_gradient_kernel(
     begin, near, beyond, end = key_range(row_start, start, batch, seen, sizes, bands, flags)
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
 
-    q_rows = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
+    q_rows = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
     dout_rows = load_rows(head_of(dout, batch, head), row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE)
     row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, PAST)
     q_past, q_future, past_gain, future_gain = end_queries(q_rows, own.gain, flags)
     if flags.CHANNELS:
-        dq_future = tl.zeros([flags.ROWS, flags.WIDTH], tl.float32)
-    dq = tl.zeros([flags.ROWS, flags.WIDTH], tl.float32)
-    past_bias, future_bias = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
-    past_gains, future_gains = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
-    past_slope, future_slope = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
-    past_query, future_query = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
-    past_mass, future_mass = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
+        dq_future = tl.zeros([ROWS, WIDTH], tl.float32)
+    dq = tl.zeros([ROWS, WIDTH], tl.float32)
+    past_bias, future_bias = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_gains, future_gains = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_slope, future_slope = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_query, future_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     for SIDE in tl.static_range(3):
         if flags.FAR or SIDE == NEAR:
             lower = begin if SIDE == PAST else (near if SIDE == NEAR else beyond)
@@ -109,7 +111,7 @@ def query_gradient_kernel(
             for key_start in range(lower, upper, flags.KEYS):
                 key = key_start + tl.arange(0, flags.KEYS)
                 lag = key[None, :] - row[:, None] - start
-                k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, flags.WIDTH, flags.WHOLE, flags.HIDE)
+                k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE, flags.HIDE)
                 v_rows = load_keys(
                     V, own.key_mask, key, keys, v.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE, flags.HIDE
                 )
@@ -172,21 +174,21 @@ def query_gradient_kernel(
                 else:
                     dq += product(dlogits.to(k_rows.dtype), k_rows)
     if flags.CHANNELS:
-        channel = tl.arange(0, flags.WIDTH)
-        entry = found.gain_ends + (base * count + block) * 2 * flags.WIDTH
+        channel = tl.arange(0, WIDTH)
+        entry = found.gain_ends + (base * count + block) * 2 * WIDTH
         tl.store(entry + channel, tl.sum(dq * q_rows.to(tl.float32), 0) * scale)
-        tl.store(entry + flags.WIDTH + channel, tl.sum(dq_future * q_rows.to(tl.float32), 0) * scale)
+        tl.store(entry + WIDTH + channel, tl.sum(dq_future * q_rows.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
     dq = dq * scale
     if flags.SIDES > 0:
         gains = far.gains + head.to(tl.int64) * far.gains_head
-        share = load_far(far.past, batch, head, row - (queries - past_count), past_count, flags.head_dim, flags.WIDTH)
-        dq += share * load_gain(gains, flags.head_dim, flags.WIDTH, flags.GAIN, flags.CHANNELS)
+        share = load_far(far.past, batch, head, row - (queries - past_count), past_count, flags.head_dim, WIDTH)
+        dq += share * load_gain(gains, flags.head_dim, WIDTH, flags.GAIN, flags.CHANNELS)
     if flags.SIDES > 1:
-        share = load_far(far.future, batch, head, future_count - 1 - row, future_count, flags.head_dim, flags.WIDTH)
-        dq += share * load_gain(gains + far.gains_last, flags.head_dim, flags.WIDTH, flags.GAIN, flags.CHANNELS)
+        share = load_far(far.future, batch, head, future_count - 1 - row, future_count, flags.head_dim, WIDTH)
+        dq += share * load_gain(gains + far.gains_last, flags.head_dim, WIDTH, flags.GAIN, flags.CHANNELS)
     home, apart = head_rows(found.q, pair, heads, queries, flags.head_dim, flags.DQ_BY_TOKEN)
-    store_rows(home, row, queries, apart, dq, flags.head_dim, flags.WIDTH)
+    store_rows(home, row, queries, apart, dq, flags.head_dim, WIDTH)
     if flags.SCORES:
         clear_scores(own.band, row, queries, 1, start + band_first, near, beyond, band_lags, band_lags, 0.0, flags.KEYS)
     if flags.VALUE:
@@ -223,47 +225,51 @@ def key_gradient_kernel(
     Where SIDES far fields were computed by others, their dk and dv come in too, once per key head: the past's for the first
     `past_count` keys, the future's for the last `future_count`, in reverse order of time.
     """
+    ROWS: tl.constexpr = flags.ROWS
+    KEYS: tl.constexpr = flags.KEYS
+    WIDTH: tl.constexpr = flags.WIDTH
+    VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(keys, flags.KEYS)
+    index, count = tl.program_id(0), tl.cdiv(keys, KEYS)
     block, pair = index % count, index // count
     batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
-    key_start = block * flags.KEYS
-    key = key_start + tl.arange(0, flags.KEYS)
+    key_start = block * KEYS
+    key = key_start + tl.arange(0, KEYS)
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     Q, Dout = head_of(q, batch, head), head_of(dout, batch, head)
     begin = tl.maximum(key_start - start - last, 0)
-    end = tl.minimum(key_start + flags.KEYS - start - first, queries)
+    end = tl.minimum(key_start + KEYS - start - first, queries)
     if flags.PACKED:
         begin = tl.maximum(begin, tl.load(seen.sequence_start + key_start))
-        end = tl.minimum(end, tl.load(seen.sequence_end + tl.minimum(key_start + flags.KEYS, keys) - 1))
-    begin = begin // flags.ROWS * flags.ROWS
+        end = tl.minimum(end, tl.load(seen.sequence_end + tl.minimum(key_start + KEYS, keys) - 1))
+    begin = begin // ROWS * ROWS
     near, beyond = near_stretch(
-        begin, end, key_start - flags.ROWS - start - near_last, key_start + flags.KEYS - start - near_first,
-        flags.FAR, flags.ROWS,
+        begin, end, key_start - ROWS - start - near_last, key_start + KEYS - start - near_first,
+        flags.FAR, ROWS,
     )  # fmt: skip
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
 
-    k_rows = load_rows(head_of(k, batch, head // group), key, keys, k.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
+    k_rows = load_rows(head_of(k, batch, head // group), key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE)
     v_rows = load_keys(
         head_of(v, batch, head // group), own.key_mask, key, keys, v.time,
-        flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE, flags.HIDE,
+        flags.value_dim, VALUE_WIDTH, flags.WHOLE, flags.HIDE,
     )  # fmt: skip
-    dk = tl.zeros([flags.KEYS, flags.WIDTH], tl.float32)
-    dv = tl.zeros([flags.KEYS, flags.VALUE_WIDTH], tl.float32)
+    dk = tl.zeros([KEYS, WIDTH], tl.float32)
+    dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
     # Sums over queries go across warps; as a product with ones they cost less.
-    ones = tl.full([flags.ROWS, 16], 1.0, Q.dtype.element_ty)
-    past_key, future_key = tl.zeros([flags.KEYS, 16], tl.float32), tl.zeros([flags.KEYS, 16], tl.float32)
+    ones = tl.full([ROWS, 16], 1.0, Q.dtype.element_ty)
+    past_key, future_key = tl.zeros([KEYS, 16], tl.float32), tl.zeros([KEYS, 16], tl.float32)
     for SIDE in tl.static_range(2, -1, -1):
         if flags.FAR or SIDE == NEAR:
             lower = begin if SIDE == FUTURE else (near if SIDE == NEAR else beyond)
             upper = near if SIDE == FUTURE else (beyond if SIDE == NEAR else end)
-            for row_start in range(lower, upper, flags.ROWS):
-                row = row_start + tl.arange(0, flags.ROWS)
+            for row_start in range(lower, upper, ROWS):
+                row = row_start + tl.arange(0, ROWS)
                 lag = key[None, :] - row[:, None] - start
-                q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
-                dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE)
+                q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
+                dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE)
                 row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, SIDE)
                 q_past, q_future, _past, _future = end_queries(q_rows, own.gain, flags)
                 content = content_product(q_past, q_future, tl.trans(k_rows), lag, bands, SIDE, flags)
@@ -296,7 +302,7 @@ def key_gradient_kernel(
                     dk += product(tl.trans(dlogits.to(q_rows.dtype)), q_rows)
     if flags.KEY:
         DKeyScores = found.key_scores + base * keys * band_lags
-        clear_scores(DKeyScores, key, keys, -1, start + band_first, 0, queries, last - band_first + 1, band_lags, 0.0, flags.ROWS)
+        clear_scores(DKeyScores, key, keys, -1, start + band_first, 0, queries, last - band_first + 1, band_lags, 0.0, ROWS)
     if flags.KEY and flags.FAR:
         past, future = tl.sum(past_key, 1) / 16.0, tl.sum(future_key, 1) / 16.0
         store_ends(found.key_ends + base * 2 * keys, key, keys, past, future)
@@ -304,16 +310,16 @@ def key_gradient_kernel(
     if flags.SIDES > 0:
         owner, once = head // group, head % group == 0
         at = tl.where(once, key, -1)
-        dk += load_far(far.past_k, batch, owner, at, past_count, flags.head_dim, flags.WIDTH)
-        dv += load_far(far.past_v, batch, owner, at, past_count, flags.value_dim, flags.VALUE_WIDTH)
+        dk += load_far(far.past_k, batch, owner, at, past_count, flags.head_dim, WIDTH)
+        dv += load_far(far.past_v, batch, owner, at, past_count, flags.value_dim, VALUE_WIDTH)
     if flags.SIDES > 1:
         at = tl.where(once, keys - 1 - key, -1)
-        dk += load_far(far.future_k, batch, owner, at, future_count, flags.head_dim, flags.WIDTH)
-        dv += load_far(far.future_v, batch, owner, at, future_count, flags.value_dim, flags.VALUE_WIDTH)
+        dk += load_far(far.future_k, batch, owner, at, future_count, flags.head_dim, WIDTH)
+        dv += load_far(far.future_v, batch, owner, at, future_count, flags.value_dim, VALUE_WIDTH)
     home, apart = head_rows(found.k, pair, heads, keys, flags.head_dim, flags.DK_BY_TOKEN)
-    store_rows(home, key, keys, apart, dk, flags.head_dim, flags.WIDTH)
+    store_rows(home, key, keys, apart, dk, flags.head_dim, WIDTH)
     home, apart = head_rows(found.v, pair, heads, keys, flags.value_dim, flags.DK_BY_TOKEN)
-    store_rows(home, key, keys, apart, dv, flags.value_dim, flags.VALUE_WIDTH)
+    store_rows(home, key, keys, apart, dv, flags.value_dim, VALUE_WIDTH)
 
 
 class FarEnds(NamedTuple):

@@ -66,27 +66,28 @@ def scalar_gradient_kernel(
 
     Tiles are squares of ROWS queries.
     """
+    ROWS: tl.constexpr = flags.ROWS
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    part, diagonals = tl.program_id(0), tl.cdiv(high - low + flags.ROWS, flags.ROWS)
+    part, diagonals = tl.program_id(0), tl.cdiv(high - low + ROWS, ROWS)
     diagonal, chunk, pair = part % diagonals, part // diagonals % chunks, part // (diagonals * chunks)
     batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
-    index = tl.arange(0, flags.ROWS)
-    offset = low + diagonal * flags.ROWS
+    index = tl.arange(0, ROWS)
+    offset = low + diagonal * ROWS
     lag = offset + index[None, :] - index[:, None]
-    bias_sums = tl.zeros([flags.ROWS, flags.ROWS], tl.float32)
-    gain_sums = tl.zeros([flags.ROWS, flags.ROWS], tl.float32)
+    bias_sums = tl.zeros([ROWS, ROWS], tl.float32)
+    gain_sums = tl.zeros([ROWS, ROWS], tl.float32)
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     Q, Dout = head_of(q, batch, head), head_of(dout, batch, head)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
     # The tiles of the diagonal that have keys, and this chunk's share of them.
-    begin = tl.maximum(-start - offset, 0) // flags.ROWS
-    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + flags.ROWS - 1) // flags.ROWS
+    begin = tl.maximum(-start - offset, 0) // ROWS
+    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + ROWS - 1) // ROWS
     share = (tl.maximum(end - begin, 0) + chunks - 1) // chunks
     for tile in range(begin + chunk * share, tl.minimum(begin + (chunk + 1) * share, end)):
-        row = tile * flags.ROWS + index
+        row = tile * ROWS + index
         key = row + start + offset
         some_key = tl.maximum(key, 0)[None, :]
         q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, flags.WIDTH, False)
@@ -109,12 +110,12 @@ def scalar_gradient_kernel(
             bias_sums += dlogits
         if flags.GAIN:
             gain_sums += dlogits * content
-    entry = part.to(tl.int64) * 2 * flags.ROWS
-    lags = tl.arange(0, 2 * flags.ROWS)
+    entry = part.to(tl.int64) * 2 * ROWS
+    lags = tl.arange(0, 2 * ROWS)
     if flags.BIAS:
-        tl.store(dbias + entry + lags, sums_of_diagonals(bias_sums, flags.ROWS))
+        tl.store(dbias + entry + lags, sums_of_diagonals(bias_sums, ROWS))
     if flags.GAIN:
-        tl.store(dgain + entry + lags, sums_of_diagonals(gain_sums, flags.ROWS) * scale)
+        tl.store(dgain + entry + lags, sums_of_diagonals(gain_sums, ROWS) * scale)
 
 
 @triton.jit

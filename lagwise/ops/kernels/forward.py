@@ -71,13 +71,15 @@ def forward_kernel(
     The value table's share, sum_n exp(logit(i, n) - lse(i)) value(n), is a matrix product in the coordinates of lags: the band's
     logits are written to memory in these, and read again when all tiles are done.
     """
+    ROWS: tl.constexpr = flags.ROWS
+    VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
     batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
-    row_start = block * flags.ROWS
-    row = row_start + tl.arange(0, flags.ROWS)
+    row_start = block * ROWS
+    row = row_start + tl.arange(0, ROWS)
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
@@ -88,10 +90,10 @@ def forward_kernel(
 
     queries_here = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
     q_past, q_future, _past, _future = end_queries(queries_here, own.gain, flags)
-    peak = tl.full([flags.ROWS], LOWEST, tl.float32)
-    total = tl.zeros([flags.ROWS], tl.float32)
-    past_mass, future_mass = tl.zeros([flags.ROWS], tl.float32), tl.zeros([flags.ROWS], tl.float32)
-    sums = tl.zeros([flags.ROWS, flags.VALUE_WIDTH], tl.float32)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
     for SIDE in tl.static_range(3):
         if flags.FAR or SIDE == NEAR:
             lower = begin if SIDE == PAST else (near if SIDE == NEAR else beyond)
@@ -123,15 +125,13 @@ def forward_kernel(
                         past_mass += tl.sum(before(weights, lag, value_first), 1)
                         future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
                         put_lag_scores(BandLogits, row[:, None], queries, lag, value_first, value_lags, logits)
-                values = load_keys(
-                    V, own.key_mask, key, keys, v.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE, flags.HIDE
-                )
+                values = load_keys(V, own.key_mask, key, keys, v.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE, flags.HIDE)
                 sums = sums * shrink[:, None] + product(weights.to(values.dtype), values)
                 peak = higher
     some = tl.where(total > 0.0, total, 1.0)
     log_sum = peak + tl.log2(some) * LN2
     if flags.VALUE:
-        channel = tl.arange(0, flags.VALUE_WIDTH)
+        channel = tl.arange(0, VALUE_WIDTH)
         there = channel < flags.value_dim
         value = tl.load(own.value + channel, mask=there, other=0.0).to(tl.float32)
         sums += past_mass[:, None] * value[None, :]
@@ -150,10 +150,10 @@ def forward_kernel(
             logits = tl.load(
                 BandLogits + row.to(tl.int64)[:, None] * value_lags + column[None, :], mask=entries, other=-float("inf")
             )
-            values = load_rows(own.value, column, value_lags, flags.value_dim, flags.value_dim, flags.VALUE_WIDTH, False)
+            values = load_rows(own.value, column, value_lags, flags.value_dim, flags.value_dim, VALUE_WIDTH, False)
             sums += product(tl.exp2((logits - log_sum[:, None]) * LOG2E).to(values.dtype), values)
     home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
-    store_rows(home, row, queries, apart, sums, flags.value_dim, flags.VALUE_WIDTH)
+    store_rows(home, row, queries, apart, sums, flags.value_dim, VALUE_WIDTH)
     tl.store(lse + base * queries + row, tl.where(total > 0.0, log_sum, -float("inf")), mask=row < queries)
 
 

@@ -176,11 +176,12 @@ def far_ends_kernel(
     `found.past_lse` and `found.future_lse` get the log-sum-exp less the shift of a side, in its order of time: with it, plain
     attention has the weights of the whole softmax.
     """
+    ROWS: tl.constexpr = flags.ROWS
     steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
-    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
+    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
     head, base = pair % heads, pair.to(tl.int64) * queries
-    row = block * flags.ROWS + tl.arange(0, flags.ROWS)
+    row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
     here = head_of(dout, pair // heads, head)
     dout_rows = load_rows(here, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
@@ -194,8 +195,8 @@ def far_ends_kernel(
     row_lse = tl.where(row_lse == -float("inf"), 0.0, row_lse)
     q = load_queries(raw_q, pair, heads, row, queries, flags)
     for SIDE in tl.static_range(2):
-        mass = tl.zeros([flags.ROWS], tl.float32)
-        change = tl.zeros([flags.ROWS], tl.float32)
+        mass = tl.zeros([ROWS], tl.float32)
+        change = tl.zeros([ROWS], tl.float32)
         if SIDE < flags.SIDES:
             rows = past_rows if SIDE == 0 else future_rows
             at = far_index(row, queries, past_rows, future_rows, SIDE)
