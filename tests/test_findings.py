@@ -1,5 +1,6 @@
 """The findings: tables and figures say what the lines in results/ say, and the pages can be read."""
 
+import doctest
 import json
 import re
 import sys
@@ -15,6 +16,8 @@ pytest.importorskip("matplotlib", reason="needs the extra plots")
 
 import findings  # noqa: E402
 import findings_figures  # noqa: E402
+import findings_numbers  # noqa: E402
+import findings_spe  # noqa: E402
 from findings_numbers import Source, group_of, percent, runs_of, scores  # noqa: E402
 
 from lagwise.lab.standings import Estimate  # noqa: E402
@@ -122,6 +125,13 @@ def test_numbers_in_the_text_of_the_findings_are_those_of_the_lines():
     assert "5e-4 with new codes, 2e-3 with fixed codes" in page and sines == {False: 5e-4, True: 2e-3}
     assert {run.config.start.split("-")[-1] for run in runs_of("squad")} == {"seed0"}
     assert not {run.config.encoding for run in runs_of("pretrain-tuning")} & {"rotary", "sinusoidal", "none"}
+
+
+@pytest.mark.parametrize(
+    "module", [findings, findings_figures, findings_numbers, findings_spe], ids=lambda module: module.__name__
+)
+def test_examples_of_the_tools_run(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_a_source_must_name_one_group():

@@ -175,8 +175,8 @@ def heat_map() -> "Figure":
     from matplotlib.patches import Rectangle
 
     names, across = list(LABELS), columns()
-    figure = Figure(figsize=(13.4, 8.7))
-    panel = figure.add_axes((0.137, 0.08, 0.79, 0.7))
+    figure = Figure(figsize=(11.4, 8.4))
+    panel = figure.add_axes((0.16, 0.08, 0.745, 0.685))
     colours, scale = colormaps["RdBu"], Normalize(-FULL, FULL)
     gap, edges, x = 0.35, [], 0.0
     for own in PANELS.values():
@@ -215,9 +215,9 @@ def heat_map() -> "Figure":
         "Bold: zero is outside the 95 % interval.\n* one run.   Pale: not run.",
         fontsize=10, va="top", linespacing=1.4,
     )  # fmt: skip
-    bar = figure.add_axes((0.40, 0.955, 0.26, 0.016))
+    bar = figure.add_axes((0.55, 0.962, 0.26, 0.015))
     figure.colorbar(ScalarMappable(scale, colours), cax=bar, orientation="horizontal", ticks=[-10, -5, 0, 5, 10])
-    bar.set_xticklabels(["-10 or worse", "-5", "0", "+5", "+10 or better"], fontsize=9)
+    bar.set_xticklabels(["≤ -10", "-5", "0", "+5", "≥ +10"], fontsize=9)
     bar.tick_params(length=2)
     return figure
 
