@@ -298,7 +298,7 @@ def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     view = plan.arguments()["q"]
     different = [
         key(queries=2**31), key(BIAS=True), key(ROWS=32), key(out=q.half()), key(out=shifted),
-        key(q=view._replace(time=1)), key(q=view._replace(time=view.time + 1)), key(q=view._replace(head=2**31)),
+        key(q=view._replace(time=1)), key(q=view._replace(time=16)), key(q=view._replace(head=2**31)),
         key(tables=plan.table_values._replace(bias=q.double())),
     ]  # fmt: skip
     assert len({same, *different}) == 1 + len(different)

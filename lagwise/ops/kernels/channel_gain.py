@@ -101,6 +101,7 @@ def channel_scores_kernel(
     q, k, tables, scores, seen, heads, group, queries, keys, query_start, band_first, band_lags, flags: tl.constexpr
 ):  # fmt: skip
     """Writes the content product of LAGS lags to the scores of a block of queries, or adds it to those of a query table."""
+    WIDTH: tl.constexpr = flags.WIDTH
     RUNS: tl.constexpr = flags.RUNS
     LENGTH: tl.constexpr = flags.LENGTH
     STEP: tl.constexpr = flags.STEP
@@ -114,13 +115,13 @@ def channel_scores_kernel(
     K = head_of(k, batch, head // group)
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
     entry = scores.band + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64)[:, None] * band_lags
-    q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, flags.WIDTH, LENGTH)
+    q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
     for lag in range(lag_block * flags.LAGS, min(lag_block * flags.LAGS + flags.LAGS, band_lags), STEP):
         met = run + start + band_first + lag
-        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, flags.WIDTH, LENGTH + STEP - 1)
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         columns = ()
         for step in tl.static_range(STEP):
-            gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, flags.WIDTH)
+            gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             column = ()
             for place in tl.static_range(LENGTH):
                 column += (tl.sum(q_runs[place] * gain * k_runs[place + step], 1),)
@@ -139,29 +140,31 @@ def channel_query_gradient_kernel(
     """Adds the band's share to dq of a block of queries."""
     WIDTH: tl.constexpr = flags.WIDTH
     RUNS: tl.constexpr = flags.RUNS
-    index, count = tl.program_id(0), tl.cdiv(queries, RUNS * flags.LENGTH)
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
+    index, count = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH)
     block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
-    run = block * RUNS * flags.LENGTH + tl.arange(0, RUNS) * flags.LENGTH
+    run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     K = head_of(k, batch, head // group)
     dscores = scores.band + pair.to(tl.int64) * queries * band_lags + run.to(tl.int64) * band_lags
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
-    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * flags.LENGTH
-    for lag in range(0, band_lags, flags.STEP):
+    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    for lag in range(0, band_lags, STEP):
         met = run + start + band_first + lag
-        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, flags.LENGTH + flags.STEP - 1)
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         dscore = ()
-        for place in tl.static_range(flags.LENGTH):
-            dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, flags.STEP),)
-        for step in tl.static_range(flags.STEP):
+        for place in tl.static_range(LENGTH):
+            dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, STEP),)
+        for step in tl.static_range(STEP):
             gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
-            for place in tl.static_range(flags.LENGTH):
+            for place in tl.static_range(LENGTH):
                 changed += (changes[place] + dscore[place][step] * gain * k_runs[place + step],)
             changes = changed
     Dq = dq + pair.to(tl.int64) * queries * flags.head_dim
-    for place in tl.static_range(flags.LENGTH):
+    for place in tl.static_range(LENGTH):
         before = load_rows(Dq, run + place, queries, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
         store_rows(Dq, run + place, queries, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
 
@@ -173,33 +176,34 @@ def channel_key_gradient_kernel(
     """Adds the band's share to dk of a block of keys, from one query head."""
     WIDTH: tl.constexpr = flags.WIDTH
     RUNS: tl.constexpr = flags.RUNS
-    index, count = tl.program_id(0), tl.cdiv(keys, RUNS * flags.LENGTH)
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
+    index, count = tl.program_id(0), tl.cdiv(keys, RUNS * LENGTH)
     block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
-    run = block * RUNS * flags.LENGTH + tl.arange(0, RUNS) * flags.LENGTH
+    run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     Q = head_of(q, batch, head)
     dscores = scores.band + pair.to(tl.int64) * queries * band_lags
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
-    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * flags.LENGTH
-    for lag in range(0, band_lags, flags.STEP):
+    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    for lag in range(0, band_lags, STEP):
         # The query of a run's first key at the last lag: that of key `place` at lag `step` is `place + STEP - 1 - step` later.
-        first = run - start - band_first - lag - (flags.STEP - 1)
-        q_runs = load_runs(Q, first, queries, q.time, flags.head_dim, WIDTH, flags.LENGTH + flags.STEP - 1)
+        first = run - start - band_first - lag - (STEP - 1)
+        q_runs = load_runs(Q, first, queries, q.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         pointers = dscores + first.to(tl.int64) * band_lags + lag
         dscore = ()
-        for place in tl.static_range(flags.LENGTH + flags.STEP - 1):
-            dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), flags.STEP),)
+        for place in tl.static_range(LENGTH + STEP - 1):
+            dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), STEP),)
             pointers += band_lags
-        for step in tl.static_range(flags.STEP):
+        for step in tl.static_range(STEP):
             gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
-            for place in tl.static_range(flags.LENGTH):
-                other = place + flags.STEP - 1 - step
-                changed += (changes[place] + dscore[other][step] * gain * q_runs[other],)
+            for place in tl.static_range(LENGTH):
+                changed += (changes[place] + dscore[place + STEP - 1 - step][step] * gain * q_runs[place + STEP - 1 - step],)
             changes = changed
     Dk = dk + pair.to(tl.int64) * keys * flags.head_dim
-    for place in tl.static_range(flags.LENGTH):
+    for place in tl.static_range(LENGTH):
         before = load_rows(Dk, run + place, keys, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
         store_rows(Dk, run + place, keys, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
 
@@ -212,30 +216,32 @@ def channel_gain_gradient_kernel(
     """Writes the share of dgain that a chunk of the queries gives to STEP lags, [chunks, lags, head_dim] per pair."""
     WIDTH: tl.constexpr = flags.WIDTH
     RUNS: tl.constexpr = flags.RUNS
-    index, lag_blocks = tl.program_id(0), band_lags // flags.STEP
-    lag, chunk, pair = index % lag_blocks * flags.STEP, index // lag_blocks % chunks, index // (lag_blocks * chunks)
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
+    index, lag_blocks = tl.program_id(0), band_lags // STEP
+    lag, chunk, pair = index % lag_blocks * STEP, index // lag_blocks % chunks, index // (lag_blocks * chunks)
     batch, head = pair // heads, pair % heads
     start = query_start_of(seen, batch, query_start, flags)
     Q = head_of(q, batch, head)
     K = head_of(k, batch, head // group)
     dscores = scores.band + pair.to(tl.int64) * queries * band_lags + lag
-    sums = (tl.zeros([RUNS, WIDTH], tl.float32),) * flags.STEP
-    for block in range(chunk * RUNS * flags.LENGTH, queries, chunks * RUNS * flags.LENGTH):
-        run = block + tl.arange(0, RUNS) * flags.LENGTH
-        q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, flags.LENGTH)
+    sums = (tl.zeros([RUNS, WIDTH], tl.float32),) * STEP
+    for block in range(chunk * RUNS * LENGTH, queries, chunks * RUNS * LENGTH):
+        run = block + tl.arange(0, RUNS) * LENGTH
+        q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
         met = run + start + band_first + lag
-        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, flags.LENGTH + flags.STEP - 1)
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         pointers = dscores + run.to(tl.int64) * band_lags
-        for place in tl.static_range(flags.LENGTH):
-            dscore = load_words(pointers, run + place < queries, flags.STEP)
+        for place in tl.static_range(LENGTH):
+            dscore = load_words(pointers, run + place < queries, STEP)
             pointers += band_lags
             changed = ()
-            for step in tl.static_range(flags.STEP):
+            for step in tl.static_range(STEP):
                 changed += (sums[step] + dscore[step] * q_runs[place] * k_runs[place + step],)
             sums = changed
     share = dgain + ((pair.to(tl.int64) * chunks + chunk) * band_lags + lag) * flags.head_dim
     channel = tl.arange(0, WIDTH)
-    for step in tl.static_range(flags.STEP):
+    for step in tl.static_range(STEP):
         tl.store(share + step * flags.head_dim + channel, tl.sum(sums[step], 0) * scale, mask=channel < flags.head_dim)
 
 
