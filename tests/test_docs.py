@@ -30,11 +30,9 @@ DOCS = ROOT / "docs"
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 LEFT_OUT = {DOCS / name for name in SITE.get("exclude_docs", "").split()}
 PAGES = [page for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))] if page not in LEFT_OUT]
-# The ways in, and what is looked up: what explains or records may be harder to read.
-PLAIN_PAGES = [
-    *(DOCS / f"{name}.md" for name in ("index", "start", "calling", "laboratory", "linear", "speed", "tasks")),
-    *sorted(page for folder in ("guides", "encodings", "reference") for page in (DOCS / folder).glob("*.md")),
-]
+# Records may be harder to read, and one page is made by another module.
+RECORDS = {DOCS / "decisions.md", DOCS / "support.md", *(DOCS / "log").glob("*.md")}
+PLAIN_PAGES = [page for page in PAGES if DOCS in page.parents and page not in RECORDS]
 SECTIONS = ["Formula", "When", "Paper", "Example", "See also"]
 
 PUBLIC = {
