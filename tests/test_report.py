@@ -359,7 +359,7 @@ def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):
 
 def test_a_report_is_three_files(runs, tmp_path):
     paths = comparison.write_report(runs, tmp_path / "new", "lagwise compare")
-    assert [path.name for path in paths] == ["comparison.html", "league.csv", "comparison.png"]
+    assert [path.name for path in paths] == ["report.html", "league.csv", "report.png"]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     lines = list(csv.DictReader(paths[1].read_text().splitlines()))
     assert [line["encoding"] for line in lines] == ["at5", "t5", "none"]

@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from lagwise.encodings import T5
     from lagwise.lab.loop import Session
     from lagwise.lab.tasks.base import Batch, Task
-    from lagwise.lens import Ablation, Call, Kernels
+    from lagwise.lens import Ablation, Captured, Kernels
     from lagwise.lens.page import Lengths
 
 TEXT = (
@@ -37,7 +36,7 @@ class Look(NamedTuple):
 
     name: str
     model: "nn.Module"
-    calls: "list[Call]"
+    calls: "list[Captured]"
     tokens: list[str]
     notes: list[str]
     ablation: "Ablation | None" = None
@@ -180,7 +179,7 @@ def look_at_run(folder: Path, text: str | None, example: int, data: str | None, 
     with torch.no_grad(), capture(model) as calls:
         model(to_device(batch, session.device))
     config, texts = session.config, len(calls[0].q)
-    calls = [first_text(call) for call in calls]
+    calls = [call.first_row() for call in calls]
     read = f"example {example} of the test split" if text is None else "the given text"
     notes = [f"The model has seed {config.seed} and was trained for {session.step:,} steps. It reads {read}."]
     notes += [f"The example is a group of {texts} texts, of which this is the first."] if texts > 1 else []
@@ -192,7 +191,7 @@ def look_at_run(folder: Path, text: str | None, example: int, data: str | None, 
     return Look(name, model, calls, tokens, notes, found, f"validation {metric}", before, lengths_of(session, metric))
 
 
-def linear_notes(calls: "list[Call]") -> list[str]:
+def linear_notes(calls: "list[Captured]") -> list[str]:
     """Returns what a reader must know of linear attention; raises for scores that the page cannot draw."""
     linear = [call for call in calls if call.feature_map is not None]
     for call in linear:
@@ -236,17 +235,6 @@ def words_of(task: "Task", model: "nn.Module", batch: "Batch") -> list[str]:
         return [*before, *(str(place) for place in range(values.shape[1]))]
     # Those of a pair of texts have one more axis.
     return [*before, *task.token_names(values.flatten(0, -2)[0].tolist())]
-
-
-def first_text(call: "Call") -> "Call":
-    """Returns a call with the first text of its batch alone."""
-    from torch import Tensor
-
-    mask, start = call.key_mask, call.query_start
-    return replace(
-        call, q=call.q[:1], k=call.k[:1], v=call.v[:1], key_mask=None if mask is None else mask[:1],
-        query_start=start[:1] if isinstance(start, Tensor) and start.ndim else start,
-    )  # fmt: skip
 
 
 def look_at_pretrained(name: str, text: str, most: int) -> Look:
