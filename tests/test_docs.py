@@ -278,10 +278,10 @@ def test_tables_of_speed_are_made_of_lines():
         assert len(speed_tables.TABLES[mark]().splitlines()) > 4
 
 
-def test_kernels_that_are_named_exist():
+def test_kernels_and_constants_that_are_named_exist():
     code = "".join(path.read_text() for path in (ROOT / "lagwise" / "ops").rglob("*.py"))
-    for kernel in set(re.findall(r"`(\w+_kernel)`", (DOCS / "kernels.md").read_text())):
-        assert f"def {kernel}(" in code, kernel
+    for name in set(re.findall(r"`(\w+_kernel|[A-Z]{4,})\b", (DOCS / "kernels.md").read_text())):
+        assert re.search(rf"\b{name}\b", code), name
 
 
 def test_modules_are_shown_by_their_first_sentence():
