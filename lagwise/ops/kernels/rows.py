@@ -125,6 +125,7 @@ def merge_kernel(
 
     out = sum exp(lse_part - lse) out_part,      lse = log sum exp(lse_part)
     """
+    SIDES: tl.constexpr = flags.SIDES
     steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
     index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
     block, pair = index % count, index // count
@@ -135,7 +136,7 @@ def merge_kernel(
     home, apart = head_rows(near, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
     sums = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
     q = load_queries(raw_q, pair, heads, row, queries, flags)
-    for SIDE in tl.static_range(flags.SIDES):
+    for SIDE in tl.static_range(SIDES):
         shift = tail_shift(q, row, head, scale, tails, steps, SIDE, flags)
         at = far_index(row, queries, past_rows, future_rows, SIDE)
         far_out, far_lse = load_field(
