@@ -290,7 +290,8 @@ def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     plan = Plan(lower(q, k, v, lagwise.Terms(), Call()), lagwise.Terms())
 
     def key(**changes):
-        return key_of(kernel, plan.arguments(**{"out": q, "lse": q, "band_logits": q, **changes}))
+        arguments = plan.arguments(**{"out": q, "lse": q, "band_logits": q, **changes})
+        return key_of(kernel, [arguments[name] for name in kernel.arg_names])
 
     same = key()
     assert key(queries=64, scale=0.5, low=-3) == same

@@ -6,7 +6,7 @@ up.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,30 +22,29 @@ def wide(x: float) -> bool:
     return not -(2**31) <= x < 2**31
 
 
-def kinds(value: Any) -> Iterator[Any]:
-    """Yields what Triton tells apart in an argument: types and alignment of tensors, in tuples too, and kinds of strides."""
-    if isinstance(value, tuple):
+def add_kinds(found: list[Any], value: Any) -> None:
+    """Adds what Triton tells apart in an argument: types and alignment of tensors, in tuples too, and kinds of strides."""
+    if isinstance(value, Tensor):
+        found += (value.dtype, value.data_ptr() % 16)
+    elif isinstance(value, tuple):
         for each in value:
-            yield from kinds(each)
-    elif isinstance(value, Tensor):
-        yield value.dtype, value.data_ptr() % 16 == 0
+            add_kinds(found, each)
     elif value is None:
-        yield None
+        found.append(None)
     else:
-        yield value == 1, value % 16 == 0, wide(value)
+        found.append((value == 1, value % 16 == 0, wide(value)))
 
 
-def key_of(kernel: Any, arguments: dict[str, Any]) -> tuple[Any, ...]:
+def key_of(kernel: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     """Returns what a kernel is compiled for with some arguments; of numbers that it is not specialised for, their width alone."""
     found: list[Any] = []
-    for parameter in kernel.params:
-        value = arguments[parameter.name]
+    for parameter, value in zip(kernel.params, values, strict=True):
         if parameter.is_constexpr:
             found.append(value)
         elif parameter.do_not_specialize:
             found.append(wide(value))
         else:
-            found.extend(kinds(value))
+            add_kinds(found, value)
     return tuple(found)
 
 
@@ -59,7 +58,7 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: in
     if not DIRECT.value:
         kernel[size](*values)
         return
-    key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, arguments))
+    key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
     compiled = _compiled.get(key)
     if compiled is None:
         _compiled[key] = kernel[size](*values, num_warps=warps, num_stages=stages)
