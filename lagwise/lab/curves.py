@@ -3,34 +3,16 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+
+from lagwise.lens.measured import Extrapolation, Losses
 
 OWN = "own"
 """What a result calls the length of the training among the lengths of its curves."""
-
-
-class Extrapolation(NamedTuple):
-    """A metric at lengths other than those of the training."""
-
-    lengths: Int[Tensor, " lengths"]
-    values: Float[Tensor, " lengths"]
-    trained: float
-    """The metric at the lengths of the training."""
-    refused: dict[int, str]
-    """The lengths that the model does not take, and why."""
-
-
-class Losses(NamedTuple):
-    """The mean loss in bins of positions."""
-
-    positions: Int[Tensor, " bins"]
-    """The first position of each bin."""
-    nats: Float[Tensor, " bins"]
-    tokens: Int[Tensor, " bins"]
 
 
 def extrapolation(result: Mapping[str, Any], metric: str) -> Extrapolation:

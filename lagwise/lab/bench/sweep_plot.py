@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.extras import install_command
+from lagwise.pages import COLOURS
 
 TITLES = {
     "sweep": "Attention with and without relative positions: forward, backward and the gradients of the tables",
@@ -21,8 +22,6 @@ STYLES: dict[str, dict[str, Any]] = {
     "published, sine": {"label": "sine-spe as published", "color": "black", "linestyle": ":", "marker": "x"},
     "published, conv": {"label": "conv-spe as published", "color": "0.3", "linestyle": ":", "marker": "+"},
 }
-# Okabe and Ito's, which the colour-blind can tell apart.
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:

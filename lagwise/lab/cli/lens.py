@@ -379,7 +379,7 @@ def untrained(session: "Session") -> "nn.Module | None":
 
 def lengths_of(session: "Session", metric: str) -> "Lengths | None":
     """Returns how a run does at other lengths; None for one that was not evaluated there, or is not complete."""
-    from lagwise.lens import extrapolation
+    from lagwise.lab.curves import extrapolation
     from lagwise.lens.page import Lengths
 
     result = None if session.run is None else session.run.result

@@ -16,7 +16,6 @@ import torch
 
 from lagwise import pages
 from lagwise.extras import install_command
-from lagwise.lab.bench.sweep_plot import COLOURS
 from lagwise.lab.compare import failure_of
 from lagwise.lab.config import Config
 from lagwise.lab.loop import make_task
@@ -24,7 +23,7 @@ from lagwise.lab.report.verdict import verdict_on
 from lagwise.lab.standings import Difference, Estimate, Group, Row, default_baseline, differences_of, groups, rows_of, shown
 from lagwise.lab.store import Run, make_folder, replace_text, writing
 from lagwise.lens.labels import head_labels
-from lagwise.pages import cell, definitions, html_table, scroll_box
+from lagwise.pages import COLOURS, cell, definitions, html_table, scroll_box
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
