@@ -20,9 +20,13 @@ import lagwise
 import lagwise.hf
 from lagwise import LagTable, Terms, lens
 from lagwise.lab.cli import app
-from lagwise.lab.cli.lens import edges_of, first_text, kernels_of, load, look_at_pretrained, untrained, words_of
 from lagwise.lab.config import Config
-from lagwise.lab.loop import Session, Settings, make_config, make_task, train
+from lagwise.lab.experiment import make_config, make_task
+from lagwise.lab.look import edges_of, kernels_of
+from lagwise.lab.look_pretrained import load, look_at_pretrained
+from lagwise.lab.look_run import first_text, token_words, untrained
+from lagwise.lab.loop import Session, Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks.models import Classifier
 from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
 
@@ -299,9 +303,9 @@ def test_tokens_are_named_as_the_model_reads_them():
     config = make_config("process-50", encoding="t5", dim=16, layers=1, heads=2)
     task = make_task(config, None)
     batch = {"tokens": torch.tensor([[1, 0, 1], [0, 0, 0]])}
-    assert words_of(task, task.model(config), batch) == ["1", "0", "1"]
-    assert words_of(task, Classifier(config, symbols=2, classes=2, pooling="first"), batch) == ["[first]", "1", "0", "1"]
-    assert words_of(task, task.model(config), {**batch, "inputs": batch["tokens"]}) == ["0", "1", "2"]
+    assert token_words(task, task.model(config), batch) == ["1", "0", "1"]
+    assert token_words(task, Classifier(config, symbols=2, classes=2, pooling="first"), batch) == ["[first]", "1", "0", "1"]
+    assert token_words(task, task.model(config), {**batch, "inputs": batch["tokens"]}) == ["0", "1", "2"]
 
 
 def save_tokenizer(folder) -> None:

@@ -18,13 +18,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import lagwise
 from lagwise import lens, pages
 from lagwise.encodings.base import Encoding
-from lagwise.lab.compare import FAILURE, folder_of
+from lagwise.lab.compare import folder_of
 from lagwise.lab.config import Config
-from lagwise.lab.loop import Settings, make_config, train
+from lagwise.lab.experiment import make_config
+from lagwise.lab.grouping import groups
+from lagwise.lab.json_files import write_json
+from lagwise.lab.loop import Settings
 from lagwise.lab.report import comparison
 from lagwise.lab.report.verdict import verdict_on
-from lagwise.lab.standings import groups, league
-from lagwise.lab.store import Run, write
+from lagwise.lab.run import train
+from lagwise.lab.run_folder import FAILURE, Run
+from lagwise.lab.standings import rows_of
 from lagwise.lens.learned import learned_priors
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&{{data}}"
@@ -215,7 +219,7 @@ def test_the_tables_of_the_page_have_the_numbers_of_the_league(runs):
     rows = {
         row[0]: row for row in reversed(read(comparison.page(runs, "")).rows) if row[0] in ("t5", "none", "at5") and len(row) == 9
     }
-    for row in league(runs):
+    for row in rows_of(groups(runs)[0]):
         cells = rows[row.encoding]
         assert cells[1:3] == ["2", str(row.test)] and cells[4:] == [str(row.validation), "12", "3.0", "1,234", "3.0"]
     order = [row[0] for row in read(comparison.page(runs, "")).rows if len(row) == 9][1:]
@@ -259,7 +263,7 @@ def test_a_sample_is_called_one(tmp_path):
 
 def test_what_is_not_complete_is_named_with_its_reason(runs, tmp_path):
     failed = make_run(tmp_path, "rotary", 3, 0.0, finish=False)
-    write(failed.folder / FAILURE, {"error": "the loss is nan"})
+    write_json(failed.folder / FAILURE, {"error": "the loss is nan"})
     stopped = make_run(tmp_path, "rotary", 4, 0.0, finish=False)
     text = comparison.page([*runs, failed, stopped], "")
     assert "rotary, seed 3, takes no part: the loss is nan" in text
@@ -283,7 +287,7 @@ def test_nothing_breaks_out_of_its_place(tmp_path):
     run = make_run(tmp_path / "a", "t5", 0, 0.5, encoding_options={EVIL: EVIL}, lengths={"64": {"refused": EVIL}})
     other = make_run(tmp_path / "a", "t5", 0, 0.6, encoding_options={EVIL: "x"})
     failed = make_run(tmp_path / "a", "t5", 1, 0.5, finish=False, device=EVIL)
-    write(failed.folder / FAILURE, {"error": EVIL})
+    write_json(failed.folder / FAILURE, {"error": EVIL})
     text = comparison.page([run, other, failed], EVIL)
     found = read(text)
     assert len(found.scripts) == 2 and "img" not in found.tags

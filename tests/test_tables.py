@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lagwise.lab import records
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config
+from lagwise.lab.estimates import estimate
 from lagwise.lab.report import tables
-from lagwise.lab.standings import estimate
 from lagwise.lab.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -36,7 +36,7 @@ def project(folder: Path, mark: str) -> Path:
             run.log({"step": 1, "loss": 1.0, "seconds": 1.0, "tokens": 9})
             run.log({"step": 2, "loss": 0.5, "seconds": 1.0, "tokens": 9})
             runs.append(run)
-    records.save(runs, folder / "results" / "some.jsonl")
+    records.save_runs(runs, folder / "results" / "some.jsonl")
     page = folder / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(f"# Before\n<!-- results: {mark} -->\nold\n<!-- end -->\nafter\n")
@@ -71,7 +71,7 @@ def test_another_metric_beside_the_one_that_counts(tmp_path):
     page = project(tmp_path, "league results/some.jsonl --also loss")
     lines = tables.filled(page, tmp_path, figures=False).splitlines()
     head, row = ([cell.strip() for cell in lines[number].split("|")] for number in (2, 4))
-    losses = [records.read(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
+    losses = [records.read_runs(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
     assert head[2:5] == ["test accuracy", "minus `t5`", "test loss"] and row[1] == "`at5`"
     assert row[4] == str(estimate(losses))
 
@@ -93,7 +93,7 @@ def overview(folder: Path, scores: dict[str, dict[str, list[float]]], words: str
         for encoding, values in encodings.items()
         for seed, value in enumerate(values)
     ]
-    records.save(runs, folder / "results" / "some.jsonl")
+    records.save_runs(runs, folder / "results" / "some.jsonl")
     page = folder / "page.md"
     page.write_text(f"<!-- results: overview results/some.jsonl {words}-->\n<!-- end -->\n")
     return tables.filled(page, folder, figures=False).splitlines()[1:-1]
@@ -198,7 +198,7 @@ def test_positions_by_hand(tmp_path):
     more = {"config": config, "metric": "bits_per_byte", "environment": HEAD, "seconds": 3.0}
     runs.append(stored(tmp_path / "runs", "learned", 0, 1.0, curves=ended, **more))
     page = project(tmp_path, "positions results/lm.jsonl --figure docs/lm.png")
-    records.save(runs, tmp_path / "results" / "lm.jsonl")
+    records.save_runs(runs, tmp_path / "results" / "lm.jsonl")
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
     # Within 64: (2 x 10 + 1 x 30) / 40. Beyond: 4 and 5 for the two seeds, whose interval is 12.7062 / 2.
     assert lines[2:7] == [
@@ -219,7 +219,7 @@ def test_positions_by_hand(tmp_path):
 def test_positions_need_losses(tmp_path, task, metric, words):
     page = project(tmp_path, "positions results/some.jsonl")
     run = stored(tmp_path / "other", "t5", 0, 1.0, config=Config(task), metric=metric)
-    records.save([run], tmp_path / "results" / "some.jsonl")
+    records.save_runs([run], tmp_path / "results" / "some.jsonl")
     with pytest.raises(ValueError, match=words):
         tables.filled(page, tmp_path, figures=False)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lagwise.lab.bench.cases import machine
 from lagwise.lab.config import Config
 from lagwise.lab.data import Order, training_batches
+from lagwise.lab.environment import machine
 from lagwise.lab.loop import Session, Settings, to_device
 from lagwise.lab.tasks.base import Batch
 

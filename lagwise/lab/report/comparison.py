@@ -16,12 +16,14 @@ import torch
 
 from lagwise import pages
 from lagwise.extras import install_command
-from lagwise.lab.compare import failure_of
 from lagwise.lab.config import Config
-from lagwise.lab.loop import make_task
+from lagwise.lab.estimates import Estimate
+from lagwise.lab.experiment import make_task
+from lagwise.lab.grouping import Group, as_argument, groups
+from lagwise.lab.json_files import make_folder, replace_text, writing
 from lagwise.lab.report.verdict import verdict_on
-from lagwise.lab.standings import Difference, Estimate, Group, Row, default_baseline, differences_of, groups, rows_of, shown
-from lagwise.lab.store import Run, make_folder, replace_text, writing
+from lagwise.lab.run_folder import Run
+from lagwise.lab.standings import Difference, Row, default_baseline, differences_of, rows_of
 from lagwise.lens.labels import head_labels
 from lagwise.pages import COLOURS, cell, definitions, html_table, scroll_box
 
@@ -60,7 +62,7 @@ def write_report(
     return paths
 
 
-def compared(runs: Iterable[Run], tune: Sequence[str]) -> list[Group]:
+def comparable(runs: Iterable[Run], tune: Sequence[str]) -> list[Group]:
     """Returns the groups of some runs, of which there must be one."""
     found = groups(runs, tune)
     if not found:
@@ -70,7 +72,7 @@ def compared(runs: Iterable[Run], tune: Sequence[str]) -> list[Group]:
 
 def table(runs: Iterable[Run], tune: Sequence[str] = ()) -> str:
     """Returns all leagues as one table of comma-separated values; the column `table` tells them apart."""
-    lines = [csv_line(group, row) for group in compared(runs, tune) for row in rows_of(group)]
+    lines = [csv_line(group, row) for group in comparable(runs, tune) for row in rows_of(group)]
     columns = list(dict.fromkeys(name for line in lines for name in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -195,7 +197,7 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     except ImportError as error:
         raise ImportError(f"a figure needs matplotlib: {install_command('plot')}") from error
 
-    found = compared(runs, tune)
+    found = comparable(runs, tune)
     tallest = max(len(group.runs) for group in found)
     lengths = any(row.lengths for group in found for row in rows_of(group))
     ratios = [1.25, 1, 1] if lengths else [1.25, 1]
@@ -360,7 +362,7 @@ def page(runs: Sequence[Run], command: str, tune: Sequence[str] = (), left_out: 
         tune: Fields that are tuned for each encoding.
         left_out: In words, what takes no part.
     """
-    found = compared(runs, tune)
+    found = comparable(runs, tune)
     tasks = ", ".join(dict.fromkeys(group.fields["task"] for group in found))
     values = {
         "title": escape(f"Position encodings on {tasks}"),
@@ -408,9 +410,7 @@ def notes(runs: Sequence[Run], found: Sequence[Group], left_out: Sequence[str]) 
     """Returns what a reader must know before the numbers, as paragraphs."""
     said = [SAMPLE_NOTE] if is_sample(found) else []
     said += left_out
-    said += [
-        f"{run.config.encoding}, seed {run.config.seed}, takes no part: {failure_of(run)}" for run in runs if run.result is None
-    ]
+    said += [f"{run.config.encoding}, seed {run.config.seed}, takes no part: {run.failure}" for run in runs if run.result is None]
     if len(found) > 1:
         said.append("The runs differ in more than the encoding and the seed: each setting has a table of its own.")
     if len({run.environment["device"] for run in runs}) > 1:
@@ -426,7 +426,7 @@ def environments(runs: Sequence[Run]) -> str:
 
 def in_words(fields: dict[str, Any]) -> dict[str, str]:
     """Returns values as a reader wants to see them."""
-    return {name: shown(value) for name, value in fields.items()}
+    return {name: as_argument(value) for name, value in fields.items()}
 
 
 DIFFERENCES = """<table data-differences><thead><tr><th scope="col">encoding</th><th scope="col">difference</th>

@@ -19,26 +19,13 @@ from torch import Tensor
 
 from lagwise.errors import nearest
 from lagwise.lab.curves import stored_losses
-from lagwise.lab.loop import make_task
-from lagwise.lab.records import Recorded, lines_of, read
+from lagwise.lab.estimates import Estimate, estimate
+from lagwise.lab.experiment import make_task
+from lagwise.lab.grouping import Group, as_argument, by_encoding, common_fields, groups, only_group, order
+from lagwise.lab.records import Recorded, lines_of, read_runs
 from lagwise.lab.report.comparison import plot
-from lagwise.lab.standings import (
-    Estimate,
-    Group,
-    Row,
-    baselines,
-    by_encoding,
-    common_fields,
-    differences_of,
-    estimate,
-    groups,
-    only_group,
-    order,
-    rows_of,
-    scores_of,
-    shown,
-)
-from lagwise.lab.store import Run
+from lagwise.lab.run_folder import Run
+from lagwise.lab.standings import Row, baselines, differences_of, rows_of, scores_of
 from lagwise.lens import plots
 
 if TYPE_CHECKING:
@@ -55,7 +42,7 @@ class Words(argparse.ArgumentParser):
         raise ValueError(f"a mark must be `{usage}`, but {message}")
 
 
-def words_of(mark: str) -> argparse.Namespace:
+def parse_mark(mark: str) -> argparse.Namespace:
     """Returns what a mark asks for."""
     parser = Words(prog="results:", add_help=False)
     parser.add_argument("kind", choices=sorted(KINDS))
@@ -78,7 +65,7 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
     """
 
     def fill(found: re.Match[str]) -> str:
-        wanted = words_of(found[2])
+        wanted = parse_mark(found[2])
         if not (root / wanted.file).is_file():
             raise ValueError(f"{document}: a mark must name a file of results, but {wanted.file} is not there")
         kind = KINDS[wanted.kind]
@@ -103,7 +90,7 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
 
 def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the leagues of some runs, and what they were run on."""
-    runs = read(root / wanted.file)
+    runs = read_runs(root / wanted.file)
     found = groups(runs, wanted.tune)
     lines = []
     for group, baseline in zip(found, baselines(found, wanted.baseline), strict=True):
@@ -137,7 +124,7 @@ def league_cells(
     return [
         f"`{row.encoding}`", str(scaled(row.test, factor)), difference, *(str(scaled(other, factor)) for other in others),
         *("refused" if isinstance(found, str) else str(scaled(found, factor)) for found in told),
-        *(shown(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
+        *(as_argument(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
     ]  # fmt: skip
 
 
@@ -146,7 +133,7 @@ def overview_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
     The mean is that of the tasks in which all encodings take part; it is taken for each seed, and so is its difference.
     """
-    runs, factor = read(root / wanted.file), 100.0 if wanted.percent else 1.0
+    runs, factor = read_runs(root / wanted.file), 100.0 if wanted.percent else 1.0
     found = groups(runs, wanted.tune)
     if len({group.higher_is_better for group in found}) != 1:
         raise ValueError("tasks of an overview must have metrics that are all better when higher, or all when lower")
@@ -196,12 +183,12 @@ def signed(found: Estimate) -> str:
 
 def league_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns learning curves and leagues of some runs."""
-    return plot(read(root / wanted.file), wanted.tune)
+    return plot(read_runs(root / wanted.file), wanted.tune)
 
 
 def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the loss of some runs within the length of their training and beyond, with differences within seeds."""
-    runs = read(root / wanted.file)
+    runs = read_runs(root / wanted.file)
     group = only_group(runs)
     trained, (baseline,) = trained_length(group), baselines([group], wanted.baseline)
     parts = {name: {seed: parts_of(bins, trained) for seed, bins in position_losses(group, name).items()} for name in group.runs}
@@ -220,7 +207,7 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
 def position_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns the loss of some runs against the position, the mean over seeds."""
-    group = only_group(read(root / wanted.file))
+    group = only_group(read_runs(root / wanted.file))
     drawn = {}
     for name in group.runs:
         seeds = list(position_losses(group, name).values())

@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from lagwise.lab.standings import CONFIDENCE, Group, order, scores_of, t_probability
+from lagwise.lab.estimates import CONFIDENCE, t_probability
+from lagwise.lab.grouping import Group, order
+from lagwise.lab.standings import scores_of
 
 Scores = Mapping[str, Mapping[int, float]]
 """The metric by the name of the encoding and by the seed."""

@@ -48,8 +48,8 @@ def test_styles_by_quarter_are_rows_of_pieces(tmp_path):
 
 
 def test_losses_by_position_of_a_result(tmp_path):
-    curves = {"own": {"loss_by_position": [[0, 2.0, 5]]}, "64": {"loss_by_position": [[0, 3.0, 5], [8, 1.5, 4]]}, "9": {}}
-    (tmp_path / "result.json").write_text(json.dumps({"curves": curves}))
+    stored = {"own": {"loss_by_position": [[0, 2.0, 5]]}, "64": {"loss_by_position": [[0, 3.0, 5], [8, 1.5, 4]]}, "9": {}}
+    (tmp_path / "result.json").write_text(json.dumps({"curves": stored}))
     found = curves.losses_by_position(tmp_path)
     assert list(found) == [None, 64] and found[64].nats.tolist() == [3.0, 1.5]
     line = {"split": "test", "length": 64, "loss_by_position": [[0, 7.0, 5]]}

@@ -1,0 +1,87 @@
+"""What the commands of `lagwise bench` show, and which cases they measure."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from lagwise.lab.cli.console import console, print_whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from lagwise.lab.bench.cases import Case
+
+
+COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
+
+
+def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:
+    """Returns what the numbers of a table depend on, in one line."""
+    return f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {dtype}, {facts['date']}"
+
+
+def show(table: Table, notes: list[str], path: Path, *, sweep: bool) -> None:
+    """Prints a table and the notes on it, and where its numbers are; draws those of a sweep."""
+    print_whole(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
+    console.print(f"saved to {path}")
+    if sweep:
+        try:
+            console.print(f"drawn to {draw_plot(path, path.with_suffix('.png'))}")
+        except ImportError as error:
+            console.print(f"{error}; `lagwise bench plot {path.name}` then draws it, on any machine", markup=False)
+
+
+def draw_plot(lines: Path, picture: Path) -> Path:
+    """Draws the saved lines of a sweep, and returns where."""
+    from lagwise.lab.bench import sweep_plot
+
+    sweep_plot.draw(sweep_plot.read(lines), picture)
+    return picture
+
+
+def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") -> list[str]:
+    """Adds the lines of one case to the table, and returns what there is to say about those without numbers."""
+    notes = []
+    for number, record in enumerate(records):
+        shape = "B{batch} H{heads} T{time} D{head_dim}".format(**record) + (" graph" if record["graph"] else "")
+        labels = [words, shape] if number == 0 else ["", ""]
+        impl = f" ({record['impl']})" if record.get("impl") else ""
+        tiles = " (cut tiles)" if isinstance(record.get("tiles"), dict) else ""
+        if "error" in record:
+            table.add_row(*labels, record["contender"] + impl + tiles, "-", "-", "-", "-", "", "-", "-")
+            notes.append(f"{words} {shape}, {record['contender']}: {record['error']}".strip())
+            continue
+        # Goals are for ours alone, and not for its deterministic mode.
+        promised = record["contender"] in ("lagwise", f"lagwise, {record['encoding']}")
+        table.add_row(
+            *labels,
+            record["contender"] + impl + tiles,
+            *(
+                "-" if record[name] is None else f"{record[name]:.{digits}f}"
+                for name, digits in (("forward_ms", 3), ("forward_ratio", 2), ("training_ms", 3), ("training_ratio", 2))
+            ),
+            f"{record['goal']:.2f}" if record["goal"] and promised else "",
+            f"{record['held_bytes'] / 2**20:.0f}",
+            ("-" if record["memory_ratio"] is None else f"{record['memory_ratio']:.2f}")
+            + (f" (goal {record['memory_goal']:.2f})" if record["memory_goal"] and promised else ""),
+        )
+    table.add_section()
+    return notes
+
+
+def chosen_cases(cases: list["Case"], encodings: list[str] | None, time: int | None) -> list["Case"]:
+    """Returns the cases of the given encodings, at the given length."""
+    check_encodings(encodings, sorted({case.encoding for case in cases}))
+    chosen = [case for case in cases if not encodings or case.encoding in encodings]
+    return chosen if time is None else [case.at(time) for case in chosen]
+
+
+def check_encodings(names: list[str] | None, known: list[str]) -> None:
+    """Raises for encodings that are not measured."""
+    for name in names or []:
+        if name not in known:
+            raise typer.BadParameter(f"no case of {name!r}; there are {', '.join(known)}", param_hint="--encoding")
