@@ -14,7 +14,7 @@ from lagwise.lab.config import Config
 from lagwise.lab.estimates import estimate, t_quantile
 from lagwise.lab.experiment import main_metric
 from lagwise.lab.grouping import best_tuned, groups, only_group
-from lagwise.lab.report.comparison import page
+from lagwise.lab.report.page import make_page
 from lagwise.lab.run_folder import Run
 from lagwise.lab.standings import baselines, differences_of, rows_of
 from lagwise.lab.tasks import TASKS
@@ -231,7 +231,7 @@ def test_each_encoding_has_what_is_best_for_it_on_the_validation_split(tmp_path)
         ("none", 1e-2, 0.3),
     ]
     assert "rate" not in group.fields and len(groups(runs)) == 2
-    assert '"mean": 0.55' in page(runs, "lagwise compare", ["rate"])
+    assert '"mean": 0.55' in make_page(runs, "lagwise compare", ["rate"])
     # By the first seed alone 1e-3 is best for none; the other seed of the chosen value takes part all the same.
     assert {run.config.rate for run in best_tuned(runs[4:-1], ["rate"])} == {1e-3} and len(best_tuned(runs[4:-1], ["rate"])) == 2
     with pytest.raises(ValueError, match="must have a seed in common, but those of none on process-50 do not"):

@@ -43,7 +43,7 @@ def project(folder: Path, mark: str) -> Path:
     return page
 
 
-def test_a_league_by_hand(tmp_path):
+def test_standings_by_hand(tmp_path):
     page = project(tmp_path, "league results/some.jsonl --percent --figure docs/some.png")
     lines = tables.filled(page, tmp_path, figures=True).splitlines()
     # Two seeds have t = 12.7062: at5's mean is 71, its deviation 11 sqrt(2), so that the half-width is 12.7062 x 11; the
@@ -287,7 +287,7 @@ def test_styles_by_hand(tmp_path):
         "3 lines (3 continuations of 2 pieces each) in results/styles.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
     )
     assert (tmp_path / "docs" / "styles.png").read_bytes().startswith(b"\x89PNG")
-    figure = tables.style_figure(tmp_path, tables.words_of("styles results/styles.jsonl"))
+    figure = tables.style_figure(tmp_path, tables.parse_mark("styles results/styles.jsonl"))
     assert [name.get_text() for name in figure.legends[0].get_texts()] == ["rotary", "sinusoidal"]
     assert figure.axes[0].get_ylabel() == "onset-drum, cosine with the piece"
 

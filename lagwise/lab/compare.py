@@ -27,7 +27,6 @@ from lagwise.lab.workers import run_in_processes
 DEFAULT_ENCODINGS = ("none", "sinusoidal", "t5", "at5", "huang2", "shaw", "huang4", "rotary")
 """No positions, absolute ones, and of each family of relative ones those that are used most."""
 
-
 Event = dict[str, Any]
 """What `run_all` tells: `run` (counted from 0), `of`, `config`, and `line`, a line of the metrics, or at the end `outcome`."""
 

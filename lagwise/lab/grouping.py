@@ -65,15 +65,21 @@ def groups(runs: Iterable[Run], tune: Sequence[str] = ()) -> list[Group]:
     return [group_of(members, complete, own, fields, tune) for members, own in zip(found.values(), fields, strict=True)]
 
 
-def only_group(runs: Iterable[Run]) -> Group:
-    """Returns runs as one group, and raises where they are none or several."""
-    found = groups(runs)
+def compared_groups(runs: Iterable[Run], tune: Sequence[str] = ()) -> list[Group]:
+    """Returns the groups of some runs, of which there must be one."""
+    found = groups(runs, tune)
     if not found:
         raise ValueError("runs must have at least one that is complete, but have none: train one to its end")
-    if len(found) > 1:
-        titles = "; ".join(group.title for group in found)
+    return found
+
+
+def only_group(runs: Iterable[Run]) -> Group:
+    """Returns runs as one group, and raises where they are none or several."""
+    first, *others = compared_groups(runs)
+    if others:
+        titles = "; ".join(group.title for group in (first, *others))
         raise ValueError(f"runs must differ in encoding and seed alone, but differ in more ({titles}): compare them apart")
-    return found[0]
+    return first
 
 
 def best_tuned(runs: Sequence[Run], fields: Sequence[str]) -> list[Run]:

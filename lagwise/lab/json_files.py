@@ -11,7 +11,6 @@ from uuid import uuid4
 
 Line = dict[str, Any]
 
-
 Content = TypeVar("Content", dict[str, Any], list[Any])
 
 

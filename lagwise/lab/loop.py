@@ -37,7 +37,6 @@ from lagwise.lab.warm_start import start_folder, start_from
 Watch = Callable[[dict[str, Any]], None]
 """Is told of each report: `step`, and `loss`, or `split` with its metrics."""
 
-
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 

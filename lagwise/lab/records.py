@@ -19,7 +19,6 @@ KIND = "run"
 MOST_POINTS = 20
 """Points of a curve that are kept."""
 
-
 Tell = Callable[[str], None]
 """Is told in words what is left out, and why."""
 

@@ -36,16 +36,13 @@ from lagwise.lab.json_files import (
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
 PRIORS, FAILURE = "priors.json", "failure.json"
 
-
 FACTS = ("data", "device")
 """What is read of an environment."""
-
 
 NUMBERS = (
     "parameters", "encoding_parameters", "seconds", "tokens_per_second", "peak_memory", "sample", "validation", "test", "lengths",
 )  # fmt: skip
 """What is read of a result."""
-
 
 RESTORE = "restore it, or delete the folder and train the run anew"
 COMPUTE = f"delete {RESULT} and {PRIORS} and go on with the run, which computes them from its last checkpoint"

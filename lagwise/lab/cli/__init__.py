@@ -12,7 +12,7 @@ except ImportError as error:
 
 from lagwise import __version__
 from lagwise.lab.cli import ablate, bench, compare, encodings, evaluate, generate, lens, repeat, results, styles, tasks, train
-from lagwise.lab.cli.console import console, help_of
+from lagwise.lab.cli.console import help_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(bench.app, name="bench")
@@ -26,7 +26,7 @@ for name, module in {
 def show_version(wanted: bool) -> None:
     """Prints the version, and stops."""
     if wanted:
-        console.print(f"lagwise {__version__}", highlight=False)
+        typer.echo(f"lagwise {__version__}")
         raise typer.Exit
 
 

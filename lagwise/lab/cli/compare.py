@@ -83,7 +83,7 @@ def command(
 
     Without arguments: Process-50, strings from two Markov chains that have the same counts and differ in their order, a small
     model, eight encodings, three seeds, two minutes on two cores. It ends with a table and a verdict, and writes report.html,
-    report.png and league.csv.
+    report.png and standings.csv.
 
     Runs that are complete are not run again, and runs that were stopped go on.
     """

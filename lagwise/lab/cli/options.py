@@ -57,7 +57,6 @@ Seed = Annotated[int, typer.Option(help="Where random numbers start.")]
 Out = Annotated[Path, typer.Option(help="Folder for all runs; each has one of its own in it.")]
 Lines = Annotated[Path, typer.Option(help="Folder for the numbers, one JSON line each.", file_okay=False)]
 
-
 DTYPES = ("float32", "bfloat16", "float16")
 
 

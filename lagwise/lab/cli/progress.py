@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lagwise.lab.jobs import Outcome
     from lagwise.lab.loop import Settings
 
-
 Case = TypeVar("Case")
 
 

@@ -26,7 +26,7 @@ def command(
 
     `league`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
     runs that `lagwise compare --save` wrote: --baseline NAME names the encoding that others are compared to, --also METRIC adds
-    another metric to a league. `ablation` is made of the lines of `lagwise ablate`, `styles` of those of `lagwise styles`, and
+    another metric to standings. `ablation` is made of the lines of `lagwise ablate`, `styles` of those of `lagwise styles`, and
     `models` of those of `lagwise bench models`.
     """
     from lagwise.lab.report import tables

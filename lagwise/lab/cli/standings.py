@@ -15,7 +15,7 @@ CONFIDENCE_NOTE = "± is the 95 % confidence interval over the seeds; difference
 
 
 def show_comparison(group: Group, baseline: str, *, wide: bool = False) -> None:
-    """Prints the league of some runs that may be compared, with differences to a baseline within each seed, and a verdict.
+    """Prints the standings of some runs that may be compared, with differences to a baseline within each seed, and a verdict.
 
     Args:
         group: The runs.
@@ -23,7 +23,7 @@ def show_comparison(group: Group, baseline: str, *, wide: bool = False) -> None:
         wide: Show all columns, however wide the table becomes.
     """
     rows = rows_of(group)
-    table = league_table(group, rows, baseline, wide=wide)
+    table = standings_table(group, rows, baseline, wide=wide)
     if wide:
         print_whole(table, console)
     else:
@@ -36,8 +36,8 @@ def show_comparison(group: Group, baseline: str, *, wide: bool = False) -> None:
     console.print(verdict_on(group), style="bold", markup=False, highlight=False)
 
 
-def league_table(group: Group, rows: Sequence[Row], baseline: str, *, wide: bool) -> Table:
-    """Returns the league: quality, difference, runs and time, and with `wide` everything else that is known."""
+def standings_table(group: Group, rows: Sequence[Row], baseline: str, *, wide: bool) -> Table:
+    """Returns the standings: quality, difference, runs and time, and with `wide` everything else that is known."""
     differences = {difference.encoding: difference for difference in differences_of(group, baseline)}
     columns = {
         "encoding": [row.encoding for row in rows],

@@ -36,7 +36,7 @@ def command(
     from statistics import median
 
     from lagwise.lab.json_files import add_line
-    from lagwise.lab.report.comparison import SAMPLE_NOTE
+    from lagwise.lab.report.subject import SAMPLE_NOTE
     from lagwise.lab.run import line_start, load_trained
     from lagwise.lab.run_folder import Run
     from lagwise.lab.tasks import task_named

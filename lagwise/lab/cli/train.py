@@ -100,7 +100,7 @@ def show_config(config: "Config") -> None:
 
 def show_result(config: "Config", result: dict[str, Any]) -> None:
     """Prints the final numbers of a run."""
-    from lagwise.lab.report.comparison import SAMPLE_NOTE
+    from lagwise.lab.report.subject import SAMPLE_NOTE
 
     names = [*(name for name in result["test"] if name != "loss"), "loss"]
     table = Table("split", "length", *names, title=f"{config.task}, {config.encoding}")

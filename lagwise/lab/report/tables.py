@@ -23,7 +23,7 @@ from lagwise.lab.estimates import Estimate, estimate
 from lagwise.lab.experiment import make_task
 from lagwise.lab.grouping import Group, as_argument, by_encoding, common_fields, groups, only_group, order
 from lagwise.lab.records import Recorded, lines_of, read_runs
-from lagwise.lab.report.comparison import plot
+from lagwise.lab.report.figure import plot
 from lagwise.lab.run_folder import Run
 from lagwise.lab.standings import Row, baselines, differences_of, rows_of, scores_of
 from lagwise.lens import plots
@@ -88,19 +88,19 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
     return BLOCK.sub(fill, text)
 
 
-def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
-    """Returns the leagues of some runs, and what they were run on."""
+def standings_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the standings of some runs, and what they were run on."""
     runs = read_runs(root / wanted.file)
     found = groups(runs, wanted.tune)
     lines = []
     for group, baseline in zip(found, baselines(found, wanted.baseline), strict=True):
         lines += [f"**{group.title}**", ""] if len(found) > 1 else []
-        lines += [*league_table(group, baseline, wanted.also, 100.0 if wanted.percent else 1.0), ""]
+        lines += [*standings_table(group, baseline, wanted.also, 100.0 if wanted.percent else 1.0), ""]
     return [*lines, runs_provenance(wanted.file, runs)]
 
 
-def league_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
-    """Returns a league as a table, the best first, with other metrics beside the one that counts."""
+def standings_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
+    """Returns standings as a table, the best first, with other metrics beside the one that counts."""
     rows, known = rows_of(group), (group.members[0].result or {})["test"]
     for metric in also:
         if metric not in known:
@@ -110,11 +110,11 @@ def league_table(group: Group, baseline: str, also: Sequence[str], factor: float
     unit = " in %" if factor == 100.0 else ""
     head = ["encoding", f"test {group.metric}{unit}", f"minus `{baseline}`", *(f"test {metric}{unit}" for metric in also)]
     head += [*(f"at {length:,}" for length in lengths), *(field.replace("_", " ") for field in group.tune)]
-    body = [league_cells(row, paired.get(row.encoding), also, lengths, group, factor) for row in rows]
+    body = [standings_cells(row, paired.get(row.encoding), also, lengths, group, factor) for row in rows]
     return markdown([*head, "seeds", "its parameters"], body)
 
 
-def league_cells(
+def standings_cells(
     row: Row, paired: Estimate | None, also: Sequence[str], lengths: Sequence[int], group: Group, factor: float
 ) -> list[str]:
     """Returns the cells of an encoding."""
@@ -181,8 +181,8 @@ def signed(found: Estimate) -> str:
     return f"{'+' if found.mean > 0 else ''}{found}"
 
 
-def league_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
-    """Returns learning curves and leagues of some runs."""
+def standings_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns learning curves and standings of some runs."""
     return plot(read_runs(root / wanted.file), wanted.tune)
 
 
@@ -399,7 +399,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "league": Kind(league_lines, league_figure, "Learning curves and means with intervals"),
+    "league": Kind(standings_lines, standings_figure, "Learning curves and means with intervals"),
     "overview": Kind(overview_lines),
     "positions": Kind(position_lines, position_figure, "Loss against position"),
     "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),

@@ -25,14 +25,14 @@ def verdict_on(group: Group) -> str:
     if any(result["sample"] for run in group.members if (result := run.result)):
         return SAMPLE
     scores = {name: scores_of(seeds.values(), group.metric) for name, seeds in group.runs.items()}
-    return verdict(scores, metric=group.metric, higher_is_better=group.higher_is_better)
+    return verdict_on_scores(scores, metric=group.metric, higher_is_better=group.higher_is_better)
 
 
-def verdict(scores: Scores, *, metric: str, higher_is_better: bool) -> str:
+def verdict_on_scores(scores: Scores, *, metric: str, higher_is_better: bool) -> str:
     """Returns which encodings lead and which are behind, as far as the numbers support it.
 
     >>> scores = {"t5": {0: 0.8, 1: 0.81, 2: 0.82}, "none": {0: 0.5, 1: 0.5, 2: 0.51}}
-    >>> verdict(scores, metric="accuracy", higher_is_better=True).split(". ")[0]
+    >>> verdict_on_scores(scores, metric="accuracy", higher_is_better=True).split(". ")[0]
     't5 is best: its accuracy is significantly higher than that of none'
     """
     finite = {name: own for name, own in scores.items() if own and all(map(math.isfinite, own.values()))}

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from lagwise.lab.bench.cases import Case
 
-
 COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
 
 
