@@ -158,7 +158,7 @@ def unweighed(monkeypatch):
 
 
 def run_tiny(**options):
-    records = bench.run(Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench.measure_attention(Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -207,7 +207,7 @@ def test_quick_leaves_out_the_baselines_and_deterministic_adds_ours():
             return super().terms(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "make", lambda case, device: Watched(heads=case.heads))
+        patch.setattr(bench, "make_encoding", lambda case, device: Watched(heads=case.heads))
         assert run_tiny(quick=True, deterministic=True).keys() == {"plain", "lagwise", "lagwise, deterministic"}
     assert set(seen) == {False, True} and not torch.are_deterministic_algorithms_enabled()
 
@@ -245,7 +245,7 @@ def test_a_plot_is_drawn_again_from_lines(tmp_path):
     lines += [sweep_line("mine", 512, training_ms=2.0, peak_bytes=3), sweep_line("mine", 1024, error="left out: too long")]
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in [*lines, {"bench": "attention"}]))
-    assert len(sweep_plot.read(path)) == 4
+    assert len(sweep_plot.read_sweep(path)) == 4
     for options, picture in (([], "lines.png"), (["--out", str(tmp_path / "new" / "picture.png")], "new/picture.png")):
         result = CliRunner().invoke(app, ["bench", "plot", str(path), *options])
         assert result.exit_code == 0, result.output
@@ -349,7 +349,7 @@ def test_published_spe_estimates_what_ours_does(name, options):
 
 def run_linear(**options):
     shape = Case("none", 2, 2, 32, 8, causal=options.pop("causal", False))
-    records = bench_linear.run(shape, device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench_linear.measure_linear(shape, device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -497,7 +497,7 @@ TINY_MODEL = model_steps.Shape("softmax", 2, 16, dim=16, layers=1, heads=2, symb
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_whole_models_have_a_line_for_each_encoding(attention):
     shape = replace(TINY_MODEL, attention=attention)
-    found = model_steps.run(shape, device=CPU, dtype=torch.float32, repeats=1)
+    found = model_steps.measure_encoders(shape, device=CPU, dtype=torch.float32, repeats=1)
     lines = {line["contender"]: line for line in found}
     assert list(lines) == list(lagwise.ENCODINGS)
     refused = {name for name, line in lines.items() if "error" in line}
@@ -515,7 +515,7 @@ def test_whole_models_have_a_line_for_each_encoding(attention):
 @pytest.mark.usefixtures("unweighed")
 def test_a_training_step_of_a_whole_model_moves_its_weights():
     torch.manual_seed(0)
-    model, tokens = model_steps.Model(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
+    model, tokens = model_steps.TimedEncoder(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     model_steps.training_step(model, tokens, torch.float32)()
     # The keys' bias cancels in the softmax.

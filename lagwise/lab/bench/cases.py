@@ -50,7 +50,7 @@ class Case:
         return replace(self, time=time, options=self.options | wide, goal=None, memory_goal=None)
 
 
-def records(
+def make_records(
     bench: str,
     cases: Mapping[str, "DataclassInstance"],
     numbers: dict[str, dict[str, Any]],
@@ -63,7 +63,7 @@ def records(
     return [{"bench": bench, "contender": name, **asdict(case), **numbers[name], **common} for name, case in cases.items()]
 
 
-def save(records: list[dict[str, Any]], path: Path) -> None:
+def save_records(records: list[dict[str, Any]], path: Path) -> None:
     """Appends records to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

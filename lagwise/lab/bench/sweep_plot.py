@@ -24,7 +24,7 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_sweep(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a sweep from a file of JSON lines; of two for the same point, the later one."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     points = {(line["contender"], line["time"]): line for line in lines if line["bench"] in TITLES}
@@ -33,7 +33,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return list(points.values())
 
 
-def draw(lines: list[dict[str, Any]], path: Path) -> None:
+def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     """Draws the time and the memory of a training step per token against the length, a curve for each contender.
 
     Both are per token, because the number of tokens is not the same at all lengths.

@@ -52,15 +52,15 @@ def measure(
             function()
             measured[name] = Measured([], peak_memory(function, device))
             call = graphed(function, device) if graph else function
-            turns, calls = turns_and_calls(once(call, device), repeats) if device.type == "cuda" else (repeats, 1)
+            turns, calls = turns_and_calls(seconds_of(call, device), repeats) if device.type == "cuda" else (repeats, 1)
             ready[name] = call, turns, calls
         except Exception as error:
-            measured[name] = Measured([], error=words(error))
+            measured[name] = Measured([], error=error_words(error))
     for turn in range(repeats):
         for name, (call, turns, calls) in ready.items():
             if turn < turns:
                 progress(name)
-                measured[name].seconds.append(once(call, device, calls))
+                measured[name].seconds.append(seconds_of(call, device, calls))
     return measured
 
 
@@ -74,7 +74,7 @@ def turns_and_calls(seconds: float, repeats: int) -> tuple[int, int]:
     return min(max(int(ALL_SECONDS / (calls * seconds)), FEWEST_TURNS), repeats), calls
 
 
-def words(error: Exception) -> str:
+def error_words(error: Exception) -> str:
     """Returns the kind and the beginning of the message of an error, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
@@ -90,7 +90,7 @@ def ratios(measured: dict[str, Measured], anchor: str) -> dict[str, float]:
     }
 
 
-def once(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:
+def seconds_of(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:
     """Returns the seconds of one call, the mean over several in a row."""
     if device.type == "cuda":
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))

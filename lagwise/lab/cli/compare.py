@@ -25,7 +25,7 @@ from lagwise.lab.cli.options import (
     settings_of,
     trials_of,
 )
-from lagwise.lab.cli.progress import failures, run_all
+from lagwise.lab.cli.progress import failures, run_with_progress
 
 
 @in_words()
@@ -105,7 +105,7 @@ def command(
         configs = comparing.plan(task, names, seeds=seeds, preset=preset, changes=changes, tune=trials)
         check_baseline(baseline, [config.encoding for config in configs])
         settings = settings_of(device, data, task, save_every=0, workers=workers)
-        outcomes = run_all(configs, out, settings, jobs, again)
+        outcomes = run_with_progress(configs, out, settings, jobs, again)
         notes = failures(outcomes)
         runs = records.complete_runs((outcome.run for outcome in outcomes if outcome.error is None), notes.append)
     if not runs:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lagwise.lab.jobs import Outcome
     from lagwise.lab.loop import Settings
 
-Case = TypeVar("Case")
+Item = TypeVar("Item")
 
 
 def progress_bar(*, hidden: bool = False) -> Progress:
@@ -31,7 +31,7 @@ def progress_bar(*, hidden: bool = False) -> Progress:
     return Progress(*columns, console=console, disable=hidden)
 
 
-def counted(cases: Sequence[Case], words: Callable[[Case], str]) -> Iterator[tuple[Case, Callable[[str], None]]]:
+def counted(cases: Sequence[Item], words: Callable[[Item], str]) -> Iterator[tuple[Item, Callable[[str], None]]]:
     """Yields cases one by one, each with a function that is told what is being done, and shows their count and the time left.
 
     Where the output is no terminal, each case that is done leaves a line.
@@ -56,7 +56,7 @@ def advance(progress: Progress, bar: TaskID, line: dict[str, Any]) -> None:
         progress.update(bar, facts=f"loss {line['loss']:.4f}, {speed:,.0f} tokens/s")
 
 
-def run_all(configs: list["Config"], out: Path, settings: "Settings", jobs: int | None, again: bool) -> "list[Outcome]":
+def run_with_progress(configs: list["Config"], out: Path, settings: "Settings", jobs: int | None, again: bool) -> "list[Outcome]":
     """Runs all configs with one bar for all steps; the numbers of an encoding appear when its last seed is done."""
     from lagwise.lab import compare as comparing
     from lagwise.lab.threads import use_threads

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lagwise.lab.cli.console import console, in_words
 from lagwise.lab.cli.options import Data, Device, Jobs, Out, Workers, settings_of
-from lagwise.lab.cli.progress import run_all
+from lagwise.lab.cli.progress import run_with_progress
 
 
 @in_words()
@@ -46,7 +46,7 @@ def command(
             f"the runs of {file} must have one kind of data, but have {', '.join(kinds)}: give each a file of its own"
         )
     settings = with_data_of(published[0], settings_of(device, data, save_every=0, workers=workers))
-    outcomes = run_all([run.config for run in published], out, settings, jobs, again=False)
+    outcomes = run_with_progress([run.config for run in published], out, settings, jobs, again=False)
     table = Table("task", "encoding", "seed", "metric", "published", "now", "difference", title=str(file))
     for before, outcome in zip(published, outcomes, strict=True):
         config, (metric, _) = before.config, main_metric(before.config)

@@ -31,7 +31,7 @@ def command(
     """
     from lagwise.lab.report import tables
 
-    text = tables.filled(document.resolve(), root.resolve(), figures=not check)
+    text = tables.fill_document(document.resolve(), root.resolve(), figures=not check)
     changed = text != document.read_text()
     if check and changed:
         raise failed(f"{document} does not say what its lines say: run lagwise results", 1)

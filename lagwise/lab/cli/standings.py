@@ -54,7 +54,7 @@ def standings_table(group: Group, rows: Sequence[Row], baseline: str, *, wide: b
             "tokens/s": ["-" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}" for row in rows],
             "peak MiB": ["-" if row.peak_memory is None else f"{row.peak_memory / 2**20:.1f}" for row in rows],
         }
-    return filled(columns, title=group.title)
+    return make_table(columns, title=group.title)
 
 
 def beside(differences: Sequence[Difference | None], scores: Sequence[Estimate]) -> list[str]:
@@ -79,13 +79,13 @@ def show_lengths(group: Group, rows: Sequence[Row]) -> None:
         refused += [
             f"{row.encoding} at {length:,}: {each}" for row, each in zip(rows, found, strict=True) if isinstance(each, str)
         ]
-    console.print(filled(columns, title=f"test {group.metric} at other lengths"))
+    console.print(make_table(columns, title=f"test {group.metric} at other lengths"))
     for words in refused:
         console.print(words, markup=False, highlight=False)
     console.print()
 
 
-def filled(columns: dict[str, list[str]], *, title: str) -> Table:
+def make_table(columns: dict[str, list[str]], *, title: str) -> Table:
     """Returns a table of columns; the first one names the rows, and all others are numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for number, name in enumerate(columns):

@@ -90,10 +90,10 @@ def notes(runs: Sequence[Run], found: Sequence[Group], left_out: Sequence[str]) 
 def environments(runs: Sequence[Run]) -> str:
     """Returns what the runs ran on: each different environment once."""
     found = dict.fromkeys(json.dumps(run.environment, sort_keys=True) for run in runs)
-    return "".join(definitions(in_words(json.loads(each))) for each in found)
+    return "".join(definitions(as_words(json.loads(each))) for each in found)
 
 
-def in_words(fields: dict[str, Any]) -> dict[str, str]:
+def as_words(fields: dict[str, Any]) -> dict[str, str]:
     """Returns values as a reader wants to see them."""
     return {name: as_argument(value) for name, value in fields.items()}
 
@@ -198,8 +198,8 @@ counts how many there are, and claims less.</p>
 <h3>Cost and quality</h3>
 <p><label>Test {escape(group.metric)} against <select data-cost></select></label></p>
 <div data-scatter></div>
-<details><summary>All fields of these runs</summary>{definitions(in_words(group.fields))}
-<p>Options of the encodings:</p>{definitions(in_words(options))}</details>
+<details><summary>All fields of these runs</summary>{definitions(as_words(group.fields))}
+<p>Options of the encodings:</p>{definitions(as_words(options))}</details>
 </section>"""
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BLOCK = re.compile(r"(<!-- results: (.*?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
-class Words(argparse.ArgumentParser):
+class MarkParser(argparse.ArgumentParser):
     """The words of a mark, whose mistakes are told like others."""
 
     def error(self, message: str) -> NoReturn:
@@ -44,7 +44,7 @@ class Words(argparse.ArgumentParser):
 
 def parse_mark(mark: str) -> argparse.Namespace:
     """Returns what a mark asks for."""
-    parser = Words(prog="results:", add_help=False)
+    parser = MarkParser(prog="results:", add_help=False)
     parser.add_argument("kind", choices=sorted(KINDS))
     parser.add_argument("file", type=Path)
     parser.add_argument("--tune", action="append", default=[])
@@ -55,7 +55,7 @@ def parse_mark(mark: str) -> argparse.Namespace:
     return parser.parse_args(shlex.split(mark))
 
 
-def filled(document: Path, root: Path, *, figures: bool) -> str:
+def fill_document(document: Path, root: Path, *, figures: bool) -> str:
     """Returns a document with its tables written anew, and draws its figures if asked for.
 
     Args:
@@ -270,10 +270,10 @@ def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def ablations(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
     """Returns the lines of `lagwise ablate`."""
-    return measured(root / wanted.file, "ablation", "lagwise ablate --save", wanted.tune)
+    return measurements(root / wanted.file, "ablation", "lagwise ablate --save", wanted.tune)
 
 
-def measured(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
+def measurements(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
     """Returns lines of what was measured on runs, which differ in encoding, seed and fields that were tuned alone."""
     found = [Recorded(place, line) for place, line in lines_of(path, kind, command).items()]
     if not found:
@@ -326,7 +326,7 @@ def style_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def styles(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
     """Returns the lines of `lagwise styles`, all drawn alike from the same prompts."""
-    found = measured(root / wanted.file, "styles", "lagwise styles --save", wanted.tune)
+    found = measurements(root / wanted.file, "styles", "lagwise styles --save", wanted.tune)
     first = found[0].content
     if any((run.content["sampling"], run.content["prompts"]) != (first["sampling"], first["prompts"]) for run in found):
         raise ValueError(f"{root / wanted.file} must have lines that are drawn alike from the same prompts, but has others")

@@ -46,7 +46,7 @@ def command(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     from lagwise.lab.bench import softmax as bench
-    from lagwise.lab.bench.cases import save
+    from lagwise.lab.bench.cases import save_records
     from lagwise.lab.environment import machine
 
     where = chosen_device(device)
@@ -62,13 +62,13 @@ def command(
     if sweep:
         lengths = [length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time]
         for length, progress in counted(lengths, lambda length: f"T = {length}"):
-            records = bench.run_sweep(length, progress=progress, **options)
-            save(records, path)
+            records = bench.measure_sweep(length, progress=progress, **options)
+            save_records(records, path)
             notes += add_rows(table, records)
     else:
         cases = chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time)
         for case, progress in counted(cases, lambda case: f"{case.words}, T = {case.time}"):
-            records = bench.run(case, deterministic=deterministic, progress=progress, **options)
-            save(records, path)
+            records = bench.measure_attention(case, deterministic=deterministic, progress=progress, **options)
+            save_records(records, path)
             notes += add_rows(table, records, words=case.words)
     show(table, notes, path, sweep=sweep)

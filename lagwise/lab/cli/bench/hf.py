@@ -46,7 +46,7 @@ def command(
     more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
     """
 
-    from lagwise.lab.bench.cases import save
+    from lagwise.lab.bench.cases import save_records
     from lagwise.lab.environment import machine
 
     try:
@@ -67,10 +67,10 @@ def command(
     notes: list[str] = []
     chosen = [each.at(batch, time) for each in cases if not case or each.model in case]
     for each, progress in counted(chosen, lambda each: f"{each.words}, T = {each.time}"):
-        records = bench.run(
+        records = bench.measure_model(
             each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick, progress=progress
         )
-        save(records, path)
+        save_records(records, path)
         notes += add_hf_rows(table, records, words=each.words)
     show(table, notes, path, sweep=False)
 

@@ -47,7 +47,7 @@ def command(
     """
 
     from lagwise.lab.bench import linear as bench
-    from lagwise.lab.bench.cases import save
+    from lagwise.lab.bench.cases import save_records
     from lagwise.lab.environment import machine
 
     where = chosen_device(device)
@@ -64,17 +64,17 @@ def command(
     notes: list[str] = []
     if decode:
         for _, progress in counted(["decoding"], str):
-            records = bench.run_decode(progress=progress, **options)
-            save(records, path)
+            records = bench.measure_decoding(progress=progress, **options)
+            save_records(records, path)
             notes += add_decode_rows(table, records)
     else:
         shapes = bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time)
         for shape, progress in counted(shapes, lambda shape: f"T = {shape.time}"):
-            records = bench.run(
+            records = bench.measure_linear(
                 replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear", progress=progress,
                 **options,
             )  # fmt: skip
-            save(records, path)
+            save_records(records, path)
             notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
     show(table, notes, path, sweep=sweep)
 

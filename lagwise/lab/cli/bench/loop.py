@@ -29,13 +29,13 @@ def command(
     device. The share is the speed of the first by that of the second: 1.0 is an input that costs nothing.
     """
     from lagwise.lab.bench import training as bench
-    from lagwise.lab.bench.cases import save
+    from lagwise.lab.bench.cases import save_records
     from lagwise.lab.experiment import make_config
 
-    record = bench.run(
+    record = bench.measure_loop(
         make_config(task, preset=preset, **changes_of(fields)), settings_of(device, data, task, workers=workers), steps=steps
     )
     path = out / f"loop-{chosen_device(device).type}-{record['date']}.jsonl"
-    save([record], path)
+    save_records([record], path)
     console.print(f"{record['loop_ms']:.2f} ms a step, {record['fixed_ms']:.2f} ms on a fixed batch: share {record['share']:.3f}")
     console.print(f"saved to {path}")

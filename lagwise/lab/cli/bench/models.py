@@ -38,7 +38,7 @@ def command(
 
     from lagwise.encodings import ENCODINGS
     from lagwise.lab.bench import model_steps as bench
-    from lagwise.lab.bench.cases import save
+    from lagwise.lab.bench.cases import save_records
     from lagwise.lab.environment import machine
 
     if attention not in ("softmax", "linear", "both"):
@@ -52,11 +52,11 @@ def command(
     notes: list[str] = []
     shapes = [each for each in bench.shapes(where, time) if attention in ("both", each.attention)]
     for shape, progress in counted(shapes, lambda shape: f"{shape.attention}, T = {shape.time}"):
-        records = bench.run(
+        records = bench.measure_encoders(
             shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
             progress=progress,
         )  # fmt: skip
-        save(records, path)
+        save_records(records, path)
         notes += add_model_rows(table, records)
     show(table, notes, path, sweep=False)
 

@@ -38,7 +38,7 @@ def draw_plot(lines: Path, picture: Path) -> Path:
     """Draws the saved lines of a sweep, and returns where."""
     from lagwise.lab.bench import sweep_plot
 
-    sweep_plot.draw(sweep_plot.read(lines), picture)
+    sweep_plot.draw_sweep(sweep_plot.read_sweep(lines), picture)
     return picture
 
 
