@@ -1,4 +1,8 @@
-"""Processes that do runs, several at a time."""
+"""Processes that do runs, several at a time.
+
+They are no pool of a library. One of `concurrent.futures` ends all runs when one process dies, and others kill a process that was
+asked to stop before it has saved its run, or start a new one in its place.
+"""
 
 import os
 import signal

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from lagwise.lab.cli.bench.screen import COLUMNS, add_rows, chosen_cases, show, title
+from lagwise.lab.cli.bench.screen import COLUMNS, Sheet, add_rows, chosen_cases
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
 from lagwise.lab.cli.progress import counted
@@ -46,29 +45,21 @@ def command(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     from lagwise.lab.bench import softmax as bench
-    from lagwise.lab.bench.cases import save_records
-    from lagwise.lab.environment import machine
 
     where = chosen_device(device)
     kind = chosen_dtype(dtype, where)
     if sweep and (encoding or deterministic):
         raise typer.BadParameter("it measures encodings of its own, and no deterministic mode", param_hint="--sweep")
     turns = repeats or (2 if sweep and where.type == "cpu" else 7)
-    facts = machine(where)
-    path = out / f"{'sweep' if sweep else 'attention'}-{where.type}-{facts['date']}.jsonl"
-    table = Table(*COLUMNS, title=title(facts, kind))
+    sheet = Sheet("sweep" if sweep else "attention", COLUMNS, out, where, kind)
     options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
-    notes: list[str] = []
     if sweep:
         lengths = [length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time]
         for length, progress in counted(lengths, lambda length: f"T = {length}"):
-            records = bench.measure_sweep(length, progress=progress, **options)
-            save_records(records, path)
-            notes += add_rows(table, records)
+            sheet.add(bench.measure_sweep(length, progress=progress, **options), add_rows)
     else:
         cases = chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time)
         for case, progress in counted(cases, lambda case: f"{case.words}, T = {case.time}"):
             records = bench.measure_attention(case, deterministic=deterministic, progress=progress, **options)
-            save_records(records, path)
-            notes += add_rows(table, records, words=case.words)
-    show(table, notes, path, sweep=sweep)
+            sheet.add(records, add_rows, words=case.words)
+    sheet.show(sweep=sweep)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from lagwise.extras import install_command
-from lagwise.lab.cli.bench.screen import show, title
+from lagwise.lab.cli.bench.screen import Sheet
 from lagwise.lab.cli.console import failed, in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
 from lagwise.lab.cli.progress import counted
@@ -46,9 +46,6 @@ def command(
     more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
     """
 
-    from lagwise.lab.bench.cases import save_records
-    from lagwise.lab.environment import machine
-
     try:
         from lagwise.lab.bench import hf as bench
     except ModuleNotFoundError as error:
@@ -61,18 +58,14 @@ def command(
     for name in case or []:
         if name not in known:
             raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
-    facts = machine(where)
-    path = out / f"hf-{where.type}-{facts['date']}.jsonl"
-    table = Table(*HF_COLUMNS, title=f"{title(facts, kind)}, transformers {bench.versions()['transformers']}")
-    notes: list[str] = []
+    sheet = Sheet("hf", HF_COLUMNS, out, where, kind, beside=f", transformers {bench.versions()['transformers']}")
     chosen = [each.at(batch, time) for each in cases if not case or each.model in case]
     for each, progress in counted(chosen, lambda each: f"{each.words}, T = {each.time}"):
         records = bench.measure_model(
             each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick, progress=progress
         )
-        save_records(records, path)
-        notes += add_hf_rows(table, records, words=each.words)
-    show(table, notes, path, sweep=False)
+        sheet.add(records, add_hf_rows, words=each.words)
+    sheet.show()
 
 
 def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> list[str]:

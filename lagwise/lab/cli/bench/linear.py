@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from lagwise.lab.cli.bench.screen import COLUMNS, add_rows, check_encodings, chosen_cases, show, title
+from lagwise.lab.cli.bench.screen import COLUMNS, Sheet, add_rows, check_encodings, chosen_cases
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
 from lagwise.lab.cli.progress import counted
@@ -47,26 +47,19 @@ def command(
     """
 
     from lagwise.lab.bench import linear as bench
-    from lagwise.lab.bench.cases import save_records
-    from lagwise.lab.environment import machine
 
     where = chosen_device(device)
     kind = chosen_dtype(dtype, where)
     check_encodings(encoding, bench.DECODED if decode else list(bench.OPTIONS))
     if decode and (sweep or time or causal or quick):
         raise typer.BadParameter("it has no length to choose, and nothing beside ours", param_hint="--decode")
-    facts = machine(where)
     name = "linear-decode" if decode else "linear-sweep" if sweep else "linear"
-    path = out / f"{name}-{where.type}-{facts['date']}.jsonl"
     options = {"device": where, "dtype": kind, "encodings": encoding}
     options["repeats"] = repeats or (2 if sweep and where.type == "cpu" else 7)
-    table = Table(*(DECODE_COLUMNS if decode else COLUMNS), title=title(facts, kind))
-    notes: list[str] = []
+    sheet = Sheet(name, DECODE_COLUMNS if decode else COLUMNS, out, where, kind)
     if decode:
         for _, progress in counted(["decoding"], str):
-            records = bench.measure_decoding(progress=progress, **options)
-            save_records(records, path)
-            notes += add_decode_rows(table, records)
+            sheet.add(bench.measure_decoding(progress=progress, **options), add_decode_rows)
     else:
         shapes = bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time)
         for shape, progress in counted(shapes, lambda shape: f"T = {shape.time}"):
@@ -74,9 +67,8 @@ def command(
                 replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear", progress=progress,
                 **options,
             )  # fmt: skip
-            save_records(records, path)
-            notes += add_rows(table, records, words=f"{bench.FEATURES}{', causal' if causal else ''}")
-    show(table, notes, path, sweep=sweep)
+            sheet.add(records, add_rows, words=f"{bench.FEATURES}{', causal' if causal else ''}")
+    sheet.show(sweep=sweep)
 
 
 def add_decode_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:

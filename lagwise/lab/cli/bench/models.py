@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from lagwise.lab.cli.bench.screen import check_encodings, show, title
+from lagwise.lab.cli.bench.screen import Sheet, check_encodings
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
 from lagwise.lab.cli.progress import counted
@@ -38,27 +38,21 @@ def command(
 
     from lagwise.encodings import ENCODINGS
     from lagwise.lab.bench import model_steps as bench
-    from lagwise.lab.bench.cases import save_records
-    from lagwise.lab.environment import machine
 
     if attention not in ("softmax", "linear", "both"):
         raise typer.BadParameter(f"it is softmax, linear or both, not {attention!r}", param_hint="--attention")
     check_encodings(encoding, list(ENCODINGS))
     where = chosen_device(device)
     kind = chosen_dtype(dtype, where)
-    facts = machine(where)
-    path = out / f"models-{where.type}-{facts['date']}.jsonl"
-    table = Table(*MODEL_COLUMNS, title=title(facts, kind))
-    notes: list[str] = []
+    sheet = Sheet("models", MODEL_COLUMNS, out, where, kind)
     shapes = [each for each in bench.shapes(where, time) if attention in ("both", each.attention)]
     for shape, progress in counted(shapes, lambda shape: f"{shape.attention}, T = {shape.time}"):
         records = bench.measure_encoders(
             shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
             progress=progress,
         )  # fmt: skip
-        save_records(records, path)
-        notes += add_model_rows(table, records)
-    show(table, notes, path, sweep=False)
+        sheet.add(records, add_model_rows)
+    sheet.show()
 
 
 def add_model_rows(table: Table, records: list[dict[str, Any]]) -> list[str]:

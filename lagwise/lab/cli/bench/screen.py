@@ -1,5 +1,6 @@
 """What the commands of `lagwise bench` show, and which cases they measure."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,47 @@ if TYPE_CHECKING:
 COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
 
 
-def title(facts: dict[str, Any], dtype: "torch.dtype") -> str:
-    """Returns what the numbers of a table depend on, in one line."""
-    return f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {dtype}, {facts['date']}"
+class Sheet:
+    """The numbers of a bench: a table on the screen, notes on lines without numbers, and a file of JSON lines.
 
+    Args:
+        name: What the name of the file begins with.
+        columns: The heads of the table.
+        out: The folder of the file.
+        device: What is measured on.
+        dtype: In which type.
+        beside: What else the numbers depend on, in words.
+    """
 
-def show(table: Table, notes: list[str], path: Path, *, sweep: bool) -> None:
-    """Prints a table and the notes on it, and where its numbers are; draws those of a sweep."""
-    print_whole(table)
-    for note in notes:
-        console.print(note, markup=False, highlight=False)
-    console.print(f"saved to {path}")
-    if sweep:
-        try:
-            console.print(f"drawn to {draw_plot(path, path.with_suffix('.png'))}")
-        except ImportError as error:
-            console.print(f"{error}; `lagwise bench plot {path.name}` then draws it, on any machine", markup=False)
+    def __init__(
+        self, name: str, columns: Sequence[str], out: Path, device: "torch.device", dtype: "torch.dtype", *, beside: str = ""
+    ):
+        from lagwise.lab.environment import machine
+
+        facts = machine(device)
+        self.path = out / f"{name}-{device.type}-{facts['date']}.jsonl"
+        title = f"{facts['device']}, {facts['threads']} threads, torch {facts['torch']}, {dtype}, {facts['date']}{beside}"
+        self.table = Table(*columns, title=title)
+        self.notes: list[str] = []
+
+    def add(self, records: list[dict[str, Any]], add_rows: Callable[..., list[str]], **options: Any) -> None:
+        """Saves records, and adds them to the table and the notes by a function that returns the latter."""
+        from lagwise.lab.bench.cases import save_records
+
+        save_records(records, self.path)
+        self.notes += add_rows(self.table, records, **options)
+
+    def show(self, *, sweep: bool = False) -> None:
+        """Prints the table and the notes on it, and where its numbers are; draws those of a sweep."""
+        print_whole(self.table)
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
+        console.print(f"saved to {self.path}")
+        if sweep:
+            try:
+                console.print(f"drawn to {draw_plot(self.path, self.path.with_suffix('.png'))}")
+            except ImportError as error:
+                console.print(f"{error}; `lagwise bench plot {self.path.name}` then draws it, on any machine", markup=False)
 
 
 def draw_plot(lines: Path, picture: Path) -> Path:
