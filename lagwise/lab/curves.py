@@ -19,7 +19,7 @@ def extrapolation(result: Mapping[str, Any], metric: str) -> Extrapolation:
     """Returns a metric on the test split against the length.
 
     Args:
-        result: The final numbers of a run that had `lengths`: the `result` of a `lagwise.lab.store.Run`, or its result.json.
+        result: The final numbers of a run that had `lengths`: the `result` of a `lagwise.lab.run_folder.Run`, or its result.json.
         metric: The name of the metric, or "loss".
     """
     if metric not in result["test"]:
