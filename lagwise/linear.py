@@ -1,19 +1,24 @@
 """Linear attention: one call for whole sequences, and a state of constant size for decoding."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from lagwise.call import LINEAR_OPTIONS, Call, LinearOptions, check_tensor, checked, takes
 from lagwise.encodings import Encoding, Sum
-from lagwise.errors import refuse, refuse_keywords, require, require_choice, require_switches
+from lagwise.errors import refuse, require, require_choice
 from lagwise.feature_maps import FeatureMap, named
-from lagwise.lags import LagTable, reachable_lags
-from lagwise.ops.chunked import CHUNK, IMPLEMENTATIONS, Call, Keys, Origin, State, absorb, advance, chunked, empty, ratio
+from lagwise.lags import LagTable
+from lagwise.ops.chunked import CHUNK, IMPLEMENTATIONS, Keys, LinearCall, Origin, State, absorb, advance, chunked, empty, ratio
+from lagwise.ops.grouped import per_query_head
 from lagwise.ops.register import without_autocast
-from lagwise.softmax import WATCHER, autocast, check_call, check_longest, check_tensor, check_terms, relative_only, seed_of
+from lagwise.softmax import WATCHER, autocast, relative_only, seed_of
 from lagwise.terms import Terms
 
 __all__ = ["State", "linear_attention", "prefill", "recall", "step", "summary"]
@@ -23,6 +28,7 @@ __all__ = ["State", "linear_attention", "prefill", "recall", "step", "summary"]
 FFT_PAYS_FROM = 8192
 
 
+@takes(LinearOptions)
 def linear_attention(
     q: Float[Tensor, "batch heads queries dim"],
     k: Float[Tensor, "batch kv_heads keys dim"],
@@ -30,15 +36,8 @@ def linear_attention(
     encoding: Encoding | Terms | None = None,
     *,
     feature_map: FeatureMap | str = "favor",
-    causal: bool = False,
-    lengths: Int[Tensor, " batch"] | None = None,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    cu_seqlens: Int[Tensor, " ends"] | None = None,
-    max_seqlen: int | None = None,
-    scale: float | None = None,
-    seed: Int[Tensor, ""] | None = None,
     impl: str = "auto",
-    **unknown: Any,
+    **options: Unpack[LinearOptions],
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """Computes attention whose weights are products of positive features, in time linear in the length.
 
@@ -72,26 +71,20 @@ def linear_attention(
     >>> lagwise.linear_attention(q, k, v, lagwise.make("t5", heads=8), feature_map="relu").shape
     torch.Size([1, 8, 100, 64])
     """
-    refuse_keywords(unknown, linear_attention)
-    require_switches(causal=causal)
     q, k, v = autocast(q, k, v)
-    scale = check_call(q, k, v, lengths, key_mask, cu_seqlens, None, 0, scale, 0.0, seed)
-    check_longest(cu_seqlens, max_seqlen)
-    check_causal(q, k, causal)
-    given, sizes = (q, k, v), lengths
+    call = checked(linear_attention, q, k, v, options, LINEAR_OPTIONS)
+    check_causal(q, k, call.causal)
+    given, own, cu_seqlens = (q, k, v), call, call.cu_seqlens
     if cu_seqlens is not None:
-        places, sizes = padded_places(cu_seqlens, q.shape[2], max_seqlen)
+        places, lengths = padded_places(cu_seqlens, q.shape[2], call.max_seqlen)
+        own = replace(call, lengths=lengths, cu_seqlens=None, max_seqlen=None)
         q, k, v = (x[0].transpose(0, 1)[places].transpose(1, 2) for x in given)
-    first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
-    terms, _ = linear_terms(encoding, q, v, first, last, scale=scale, seed=seed)
-    terms = watched(
-        *given, terms, feature_map=feature_map, scale=scale, causal=causal, lengths=lengths, key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-    )  # fmt: skip
-    key_mask = visible_keys(k.shape[2], sizes, key_mask)
+    first, last = own.reachable_lags(q.shape[2], k.shape[2])
+    terms, _ = linear_terms(encoding, q, v, first, last, call)
+    terms = watched(*given, terms, call, feature_map=feature_map)
     with without_autocast(q):
-        call = prepare(q, k, v, terms, feature_map, scale=scale, causal=causal, key_mask=key_mask)
-        out = IMPLEMENTATIONS[choose(call, impl, first, last)](call).to(q.dtype)
+        prepared = prepare(q, k, v, terms, feature_map, own)
+        out = IMPLEMENTATIONS[choose(prepared, impl, first, last)](prepared).to(q.dtype)
     if cu_seqlens is None:
         return out
     tokens = torch.arange(given[0].shape[2], device=cu_seqlens.device)
@@ -121,7 +114,7 @@ def prefill(
     >>> torch.allclose(out, lagwise.linear_attention(q, k, v, causal=True)[:, :, 99:], atol=1e-4)
     True
     """
-    following = next_call(q, k, v, encoding, 0, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=seed)
+    following = next_call(prefill, q, k, v, encoding, 0, feature_map, key_mask=key_mask, scale=scale, seed=seed)
     call = following.call
     with without_autocast(q):
         state = empty(call.keys, following.seed, kept(following.origin))
@@ -145,9 +138,7 @@ def step(
     new keys alone.
     """
     require_state(state)
-    following = next_call(
-        q, k, v, encoding, state.length, feature_map=feature_map, key_mask=key_mask, scale=scale, seed=state.seed
-    )
+    following = next_call(step, q, k, v, encoding, state.length, feature_map, key_mask=key_mask, scale=scale, seed=state.seed)
     check_origin(following.origin, state.origin)
     check_state(following.call, state)
     with without_autocast(q):
@@ -173,11 +164,11 @@ def summary(
     """
     check_tensor("k", k)
     k, v = autocast(k, v)
-    scale = check_call(k, k, v, None, key_mask, None, None, 0, scale, 0.0, None)
+    call = checked(summary, k, k, v, {"key_mask": key_mask, "scale": scale})
     with without_autocast(k):
-        call = prepare(k, k, v, Terms(), feature_map, scale=scale, causal=False, key_mask=key_mask)
-        origin = kept(origin_of(None, Terms(), call.feature_map, scale))
-        return absorb(empty(call.keys, origin=origin), call.keys, k.shape[2], call.bias, 0)
+        prepared = prepare(k, k, v, Terms(), feature_map, call)
+        origin = kept(origin_of(None, Terms(), prepared.feature_map, call.scale))
+        return absorb(empty(prepared.keys, origin=origin), prepared.keys, k.shape[2], prepared.bias, 0)
 
 
 def recall(
@@ -193,10 +184,10 @@ def recall(
     """
     require_state(state)
     (q,) = autocast(q)
-    scale = check_call(q, q, q, None, None, None, None, 0, scale, 0.0, None)
-    heads, width = q.shape[1], q.shape[3]
+    call = checked(recall, q, q, q, {"scale": scale})
+    heads, width, scale = q.shape[1], q.shape[3], call.scale
     none = q[:, :, :0]
-    watched(q, none, none, Terms(), feature_map=feature_map, scale=scale, causal=False, from_state=True)
+    watched(q, none, none, Terms(), call, feature_map=feature_map, from_state=True)
     phi = named(feature_map, width, q.device)
     check_origin(origin_of(None, Terms(), phi, scale), state.origin)
     with without_autocast(q):
@@ -215,30 +206,30 @@ def recall(
 class Following(NamedTuple):
     """The call of tokens that follow others."""
 
-    call: Call
+    call: LinearCall
     seed: Tensor | None
     keep: int  # how many keys a state must keep after it
     origin: Origin
 
 
 def next_call(
-    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None, start: int, *,
-    feature_map: FeatureMap | str, scale: float | None, seed: Tensor | None, key_mask: Tensor | None = None,
+    function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | Terms | None, start: int,
+    feature_map: FeatureMap | str, **options: Unpack[LinearOptions],
 ) -> Following:  # fmt: skip
-    """Returns the call of tokens that follow `start` others."""
+    """Returns the call of tokens that follow `start` others, for a function with these options."""
     q, k, v = autocast(q, k, v)
-    scale = check_call(q, k, v, None, key_mask, None, None, 0, scale, 0.0, seed)
+    call = checked(function, q, k, v, {**options, "causal": True})
     check_causal(q, k, True)
     length = start + q.shape[2]
-    terms, seed = linear_terms(encoding, q, v, 1 - length, 0, scale=scale, seed=seed)
-    terms = watched(q, k, v, terms, feature_map=feature_map, scale=scale, causal=True, key_mask=key_mask, from_state=start > 0)
+    terms, seed = linear_terms(encoding, q, v, 1 - length, 0, call)
+    terms = watched(q, k, v, terms, call, feature_map=feature_map, from_state=start > 0)
     with without_autocast(q):
-        call = prepare(q, k, v, terms, feature_map, scale=scale, causal=True, key_mask=key_mask, start=start)
+        prepared = prepare(q, k, v, terms, feature_map, call, start=start)
     keep = 0
     if terms.bias is not None:
         # A table that covers the whole sequence may grow with it, so that no key is known to have left it.
         keep = length if terms.bias.first <= 1 - length else max(0, -terms.bias.first - 1)
-    return Following(call, seed, keep, origin_of(encoding, terms, call.feature_map, scale))
+    return Following(prepared, seed, keep, origin_of(encoding, terms, prepared.feature_map, call.scale))
 
 
 def origin_of(encoding: Encoding | Terms | None, terms: Terms, feature_map: nn.Module, scale: float) -> Origin:
@@ -262,30 +253,27 @@ def kept(origin: Origin) -> Origin:
 
 
 def watched(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *, feature_map: FeatureMap | str, from_state: bool = False, **options: Any
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, *, feature_map: FeatureMap | str, from_state: bool = False
 ) -> Terms:
     """Tells the watcher, if there is one, of a call that is not compiled, and returns the terms to compute with.
 
     A call that goes on from a state has the new keys alone, since the others are sums, and says so by `from_state`.
     """
     watcher = None if torch.compiler.is_compiling() else WATCHER.get()
-    if watcher is None:
-        return terms
-    missing = {"lengths": None, "key_mask": None, "cu_seqlens": None, "window": None, "query_start": 0}
-    return watcher(q, k, v, terms, feature_map=feature_map, from_state=from_state, **{**missing, **options})
+    return terms if watcher is None else watcher(q, k, v, terms, call, feature_map=feature_map, from_state=from_state)
 
 
 def linear_terms(
-    encoding: Encoding | Terms | None, q: Tensor, v: Tensor, first: int, last: int, *, scale: float, seed: Tensor | None
+    encoding: Encoding | Terms | None, q: Tensor, v: Tensor, first: int, last: int, call: Call
 ) -> tuple[Terms, Tensor | None]:
     """Returns the terms of an encoding for linear attention, and the seed that they were made with."""
-    relative = relative_only(encoding)
+    relative, seed = relative_only(encoding), call.seed
     if isinstance(relative, Encoding):
         seed = seed_of(relative, seed, q.device)
         with without_autocast(q):
-            relative = relative.linear_terms(first, last, scale=scale, seed=seed)
+            relative = relative.linear_terms(first, last, scale=call.scale, seed=seed)
     check_tables(relative)
-    check_terms(relative, q, v)
+    relative.check_fit(q, v)
     return relative, seed
 
 
@@ -299,7 +287,7 @@ def check_tables(terms: Terms) -> None:
             )
 
 
-def choose(call: Call, impl: str, first: int, last: int) -> str:
+def choose(call: LinearCall, impl: str, first: int, last: int) -> str:
     """Returns the implementation that is named, or with "auto" the one that fits the bias table."""
     bias = call.bias
     exact_by_fft = not call.scaled or (not call.causal and bias.slopes is None)
@@ -318,11 +306,11 @@ def choose(call: Call, impl: str, first: int, last: int) -> str:
 
 
 def prepare(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, feature_map: FeatureMap | str, *,
-    scale: float, causal: bool, key_mask: Tensor | None, start: int = 0,
-) -> Call:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, feature_map: FeatureMap | str, call: Call, *, start: int = 0
+) -> LinearCall:
     """Applies transforms and the feature map, in the dtype of the sums; the first tokens stand at position `start`."""
     heads, compute = q.shape[1], torch.promote_types(q.dtype, torch.float32)
+    key_mask = call.visible_keys(k.shape[2])
     if key_mask is not None:
         # What is hidden may hold anything, and a weight of zero times NaN is NaN.
         k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
@@ -330,7 +318,7 @@ def prepare(
     content_q, content_k = terms.content(q, k, q_positions, k_positions)
     width = content_q.shape[-1]
     phi = named(feature_map, width, q.device)
-    factor = phi.factor(width=width, head_dim=q.shape[-1], scale=scale)
+    factor = phi.factor(width=width, head_dim=q.shape[-1], scale=call.scale)
     # A factor of one would be a pass over the memory.
     content_q, content_k = (x.to(compute) if factor == 1.0 else factor * x.to(compute) for x in (content_q, content_k))
     moved = terms.features
@@ -357,22 +345,9 @@ def prepare(
         visible = log_weight if log_weight is not None else features_k.new_zeros(1, 1, 1)
         log_weight = visible.masked_fill(~key_mask[:, None], -torch.inf)
     bias = LagTable(features_q.new_zeros(1, 1), 0) if terms.bias is None else terms.bias.to(compute)
-    if causal and bias.last > 0:
+    if call.causal and bias.last > 0:
         bias = LagTable(bias.window(min(bias.first, 0), 0), min(bias.first, 0), bias.slopes)
-    return Call(features_q, plain_q, Keys(features_k, plain_k, v, log_weight), bias, causal, scaled, phi)
-
-
-def per_query_head(x: Tensor, heads: int) -> Tensor:
-    """Repeats grouped heads, [batch, kv_heads, ...], until each query head has its own."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def visible_keys(keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    """Returns the mask of keys, [batch, keys], that lengths and a mask are together, or None."""
-    if lengths is None:
-        return key_mask
-    within = torch.arange(keys, device=lengths.device) < lengths[:, None]
-    return within if key_mask is None else key_mask & within
+    return LinearCall(features_q, plain_q, Keys(features_k, plain_k, v, log_weight), bias, call.causal, scaled, phi)
 
 
 def padded_places(cu_seqlens: Tensor, tokens: int, longest: int | None) -> tuple[Tensor, Tensor]:
@@ -418,7 +393,7 @@ def check_origin(own: Origin, known: Origin | None) -> None:
         require((x == y).all(), message)
 
 
-def check_state(call: Call, state: State) -> None:
+def check_state(call: LinearCall, state: State) -> None:
     """Raises for a state that was made by other calls than those that go on with it."""
     expected = (*call.q.shape[:2], call.q.shape[3], call.keys.values.shape[3])
     if tuple(state.kv.shape) != expected:

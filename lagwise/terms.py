@@ -94,6 +94,23 @@ class Terms:
         """The tables that are there, by name."""
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
 
+    def vector_tables(self) -> list[LagTable]:
+        """The tables with more than one channel."""
+        return [table for table in self.tables().values() if table.values.ndim == 3 and table.values.shape[2] > 1]
+
+    def check_fit(self, q: Tensor, v: Tensor) -> None:
+        """Raises for tables that do not fit queries and values."""
+        heads, widths = q.shape[1], {"gain": q.shape[3], "query": q.shape[3], "key": q.shape[3], "value": v.shape[3]}
+        for name, table in self.tables().items():
+            # Not `in`, which takes symbolic sizes of a compiler for different.
+            if table.heads != 1 and table.heads != heads:
+                raise ValueError(f"the {name} table must have {heads} heads, those of q, or 1, but has {table.heads}")
+            if table.values.device != q.device:
+                raise ValueError(f"the {name} table must be on {q.device}, where q is, but is on {table.values.device}")
+            width = table.values.shape[2] if name in widths else None
+            if width is not None and width != widths[name] and not (name == "gain" and width == 1):
+                raise ValueError(f"the {name} table must have {widths[name]} channels, but has {width}")
+
     def to(self, dtype: torch.dtype) -> "Terms":
         """Returns the terms with all tables in another floating-point type."""
         return replace(self, **{name: table.to(dtype) for name, table in self.tables().items()})

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import lagwise
 from lagwise import LagTable, Terms
+from lagwise.call import Call
 from lagwise.ops import dense
 from lagwise.ops.lowering import token_positions
 from lagwise.softmax import terms_of
@@ -81,18 +82,17 @@ def assert_within_budget(
 
     Without `return_lse` the output is that of a call that does not ask for the log-sum-exp, and nothing flows back through it.
     """
-    lengths = options.pop("lengths", None)
     options.setdefault("seed", torch.tensor(7, device=q.device))
-    settings = {"causal": False, "window": None, "query_start": 0, "scale": q.shape[-1] ** -0.5, "dropout": 0.0, **options}
+    settings = Call(**{"scale": q.shape[-1] ** -0.5, **options})
     dout, dlse = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype), torch.randn(q.shape[:3])
     dout, dlse = dout.to(q.device), return_lse * dlse.to(q.device)
 
     def call(dtype: torch.dtype, implementation: str) -> Results:
         encoding = in_float64(given) if dtype == torch.float64 else given
         tensors = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        terms = terms_of(encoding, *tensors[:2], **shared_settings(settings))
+        terms = terms_of(encoding, *tensors[:2], settings)
         leaves = leaf_tables(terms)
-        asked = {**settings, "lengths": lengths, "impl": implementation}
+        asked = {**vars(settings), "impl": implementation}
         out, lse = lagwise.attention(*tensors, leaves, **asked, return_lse=True)
         if not return_lse:
             out = lagwise.attention(*tensors, leaves, **asked)
@@ -100,11 +100,7 @@ def assert_within_budget(
 
     reference, low = call(torch.float64, "dense"), call(q.dtype, "dense")
     actual = call(q.dtype, impl)
-    key_mask = options.get("key_mask")
-    if lengths is not None:
-        within = torch.arange(k.shape[2], device=q.device) < lengths[:, None]
-        key_mask = within if key_mask is None else key_mask & within
-    sizes = term_sizes(q, k, v, given, settings, key_mask, dout, dlse)
+    sizes = term_sizes(q, k, v, given, settings.with_key_mask(k.shape[2]), dout, dlse)
     assert actual.tensors["out"].dtype == q.dtype and actual.tensors["out"].shape == dout.shape
     kernel, precision = kernel_errors(q, k, v, dout) if impl == "split" else ({}, 0.0)
     rounding = ROUNDINGS * sizes.logit * torch.finfo(q.dtype).eps
@@ -147,10 +143,6 @@ def assert_hidden_keys_do_not_matter(impl: str, tensors: list[Tensor], terms: Te
 
 def in_float64(given: Given) -> Given:
     return None if given is None else deepcopy(given).to(torch.float64)
-
-
-def shared_settings(settings: dict) -> dict:
-    return {name: settings[name] for name in ("causal", "window", "query_start", "scale", "seed")}
 
 
 def leaf_tables(terms: Terms) -> Terms:
@@ -208,22 +200,21 @@ class Sizes:
     visible: Tensor
 
 
-def term_sizes(q, k, v, given: Given, settings: dict, key_mask: Tensor | None, dout: Tensor, dlse: Tensor) -> Sizes:
+def term_sizes(q, k, v, given: Given, settings: Call, dout: Tensor, dlse: Tensor) -> Sizes:
     """Computes the sizes in float64 from the logits' gradients.
 
     The sum of squares of a table's gradient is itself a gradient: that of the logits of squared operands, with the squares of the
     logits' gradients coming in.
     """
     q, k, v, dout, dlse = (x.detach().double() for x in (q, k, v, dout, dlse))
-    terms = leaf_tables(terms_of(in_float64(given), q, k, **shared_settings(settings)))
-    cu_seqlens, start = settings.get("cu_seqlens"), settings["query_start"]
-    lags, visible = dense.geometry(q, k, settings["causal"], settings["window"], start, key_mask, cu_seqlens)
-    position = token_positions(q, k, start, cu_seqlens)
-    logit = dense.logits(q, k, terms, lags, settings["scale"], position).detach().masked_fill(~visible[:, None], -torch.inf)
+    terms = leaf_tables(terms_of(in_float64(given), q, k, settings))
+    lags, visible = dense.geometry(q, k, settings)
+    position = token_positions(q, k, settings)
+    logit = dense.logits(q, k, terms, lags, settings.scale, position).detach().masked_fill(~visible[:, None], -torch.inf)
     finite = logit[logit != -torch.inf].abs()
     largest = max(1.0, float(finite.max()) if finite.numel() else 0.0)
     units = {"out": float(v.abs().max()), "lse": 1.0}
-    weights = torch.softmax(logit, -1).nan_to_num() / (1 - settings["dropout"])
+    weights = torch.softmax(logit, -1).nan_to_num() / (1 - settings.dropout)
     dweights = dout @ dense.per_query_head(v, q.shape[1]).mT
     if terms.value is not None:
         value = terms.value.at(lags).transpose(0, 1)
@@ -243,7 +234,7 @@ def term_sizes(q, k, v, given: Given, settings: dict, key_mask: Tensor | None, d
     without = replace(Terms(**tables), transform=None if terms.transform is None else lambda *_: ready)
     leaves = {name: table.values for name, table in tables.items() if name != "value"}
     if leaves:
-        scores = dense.logits(q**2, k**2, without, lags, settings["scale"] ** 2, position)
+        scores = dense.logits(q**2, k**2, without, lags, settings.scale**2, position)
         squares = torch.autograd.grad(scores, list(leaves.values()), dlogit**2)
         summed = {name: square.sqrt() for name, square in zip(leaves, squares, strict=True)}
     if terms.value is not None:

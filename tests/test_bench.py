@@ -17,8 +17,9 @@ from lagwise.lab.bench import linear as bench_linear
 from lagwise.lab.bench import softmax as bench
 from lagwise.lab.bench.cases import Case
 from lagwise.lab.bench.contenders import Contender
-from lagwise.lab.bench.timing import Measured, measure, peak_memory, ratios
+from lagwise.lab.bench.timing import Measured, measure, ratios
 from lagwise.lab.cli import app
+from lagwise.lab.memory import peak_memory
 
 CPU = torch.device("cpu")
 

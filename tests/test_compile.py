@@ -5,7 +5,8 @@ import torch
 from oracle import INTERPRETED, make_encoding, make_terms
 
 import lagwise
-from lagwise.ops.lowering import lower
+from lagwise.call import Call
+from lagwise.ops.lowering import flat, lower
 
 pytestmark = [
     # Inductor's own imports warn on some Python versions.
@@ -20,10 +21,7 @@ def call_of(*tables, by_token=False):
     terms = make_terms(*tables, heads=2, head_dim=4, value_dim=4, max_lag=2)
     drawn = [torch.randn(1, 20, 2, 4).transpose(1, 2) if by_token else torch.randn(1, 2, 20, 4) for _ in range(3)]
     q, k, v = (x.requires_grad_() for x in drawn)
-    return lower(
-        q, k, v, terms, scale=0.5, causal=False, window=None, query_start=0, key_mask=None, cu_seqlens=None,
-        dropout=0.0, seed=None
-    )  # fmt: skip
+    return flat(lower(q, k, v, terms, Call(scale=0.5)))
 
 
 @pytest.mark.parametrize("by_token", [False, True])
@@ -31,7 +29,7 @@ def call_of(*tables, by_token=False):
 @pytest.mark.parametrize("name", ["blockwise", "split", TRITON])
 def test_operators_pass_the_operator_check(name, tables, by_token):
     """Also where the heads of a token lie side by side: what is traced has to lie as what is computed."""
-    torch.library.opcheck(getattr(torch.ops.lagwise, name).default, tuple(call_of(*tables, by_token=by_token)))
+    torch.library.opcheck(getattr(torch.ops.lagwise, name).default, call_of(*tables, by_token=by_token))
 
 
 @pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])

@@ -11,7 +11,8 @@ from test_codes import CALLS, assert_kernels_within_budget, features, kernel_cal
 from test_rotation import SHAPES, by_hand, case
 
 import lagwise
-from lagwise.ops.lowering import lower
+from lagwise.call import Call
+from lagwise.ops.lowering import flat, lower
 from lagwise.ops.rotation import turn
 
 # cuBLAS repeats its results only with a workspace of its own.
@@ -201,9 +202,7 @@ def test_triton_tables_of_one_lag_and_wider_than_the_sequence(tables, max_lag, p
 
 @pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
 def test_triton_goes_range_by_range(tables, monkeypatch, poisoned):
-    from lagwise.ops.kernels import launch
-
-    monkeypatch.setattr(launch, "WIDEST", 64)
+    monkeypatch.setattr("lagwise.ops.kernels.passes.WIDEST", 64)
     check(tables, {"queries": 200, "keys": 300}, 100, query_start=50, causal=True)
     check(tables, {"batch": 1}, 100)
 
@@ -490,11 +489,8 @@ def test_triton_passes_the_operator_check(tables):
     terms = on_gpu(make_terms(*tables, heads=2, head_dim=16, value_dim=16, max_lag=5))
     leaves_of(terms)
     q, k, v = (x.requires_grad_() for x in tensors(batch=1, heads=2, queries=70, head_dim=16, dtype=F32))
-    call = lower(
-        q, k, v, terms, scale=0.25, causal=False, window=None, query_start=0, key_mask=None, cu_seqlens=None,
-        dropout=0.0, seed=None
-    )  # fmt: skip
-    torch.library.opcheck(torch.ops.lagwise.triton.default, tuple(call))
+    arguments = flat(lower(q, k, v, terms, Call(scale=0.25)))
+    torch.library.opcheck(torch.ops.lagwise.triton.default, arguments)
 
 
 @pytest.mark.parametrize(

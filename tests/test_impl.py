@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 
 import lagwise
-from lagwise.ops import register, support, vendor
+from lagwise import softmax
+from lagwise.ops import merge, support
 
 # The Triton kernels have files of their own: test_triton.py and test_gpu.py.
 FAST = [impl for impl in support.IMPLEMENTATIONS if impl not in ("dense", "triton")]
@@ -52,8 +53,8 @@ def test_attention_without_tables_and_without_its_sum(name, shape, causal, dtype
     """Such calls go to the vendor's kernel alone, unless a causal mask would not begin in the corner."""
     q, k, v = tensors(dtype=dtype, **shape)
     ran = []
-    run = register.run
-    monkeypatch.setattr(register, "run", lambda impl, call: ran.append(impl) or run(impl, call))
+    compute = softmax.compute
+    monkeypatch.setattr(softmax, "compute", lambda impl, lowered: ran.append(impl) or compute(impl, lowered))
     encoding = make_encoding(name, head_dim=q.shape[3])
     assert_within_budget("split", q, k, v, encoding, causal=causal, return_lse=False)
     # The helper asks for the sum once.
@@ -295,9 +296,9 @@ def test_memory_grows_with_the_length_and_not_with_its_square(impl):
 
 @given(queries=st.integers(1, 12), keys=st.integers(1, 12), limit=st.integers(-15, 15))
 def test_pieces_of_a_far_field_hold_each_pair_once(queries, keys, limit):
-    rows, seen = vendor.extent(queries, keys, limit)
+    rows, seen = merge.extent(queries, keys, limit)
     count = torch.zeros(queries, keys, dtype=torch.int64)
-    for piece in vendor.pieces(queries, keys, limit):
+    for piece in merge.pieces(queries, keys, limit):
         height, width = piece.rows.stop - piece.rows.start, piece.keys.stop - piece.keys.start
         assert height > 0 and width > 0 and (not piece.causal or height == width)
         inside = torch.ones(height, width, dtype=torch.int64)
@@ -307,7 +308,7 @@ def test_pieces_of_a_far_field_hold_each_pair_once(queries, keys, limit):
     assert torch.equal(count, (lag <= limit).long())
     # A square band's far field is one triangle: one call of the vendor's kernel.
     if queries == keys and limit <= 0:
-        assert len(list(vendor.pieces(rows, seen, limit + queries - rows))) <= 1
+        assert len(list(merge.pieces(rows, seen, limit + queries - rows))) <= 1
 
 
 def test_auto_says_what_it_takes_and_why():

@@ -21,7 +21,7 @@ def test_nobody_watches_unless_asked():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
 
 
-def decoded(decoder: lagwise.nn.Decoder) -> tuple[list[lens.Call], list[torch.Tensor]]:
+def decoded(decoder: lagwise.nn.Decoder) -> tuple[list[lens.Captured], list[torch.Tensor]]:
     """Lets a decoder read random vectors, and returns its calls of attention and what each of them gave."""
     outputs: list[torch.Tensor] = []
     for layer in decoder._layers:
@@ -51,7 +51,7 @@ def test_what_a_stack_computed_is_rebuilt(name):
     names = [f"layers.{number}.{kind}" for number in range(2) for kind in ("attention", "cross")]
     assert [call.layer for call in calls] == names
     assert [call.cross for call in calls] == [False, True] * 2
-    assert all(call.key_mask is not None for call in calls if call.cross)
+    assert all(call.call.key_mask is not None for call in calls if call.cross)
     for call, out in zip(calls, outputs, strict=True):
         rebuilt = lagwise.attention(call.q, call.k, call.v, call.terms, **call.options, impl="dense")
         torch.testing.assert_close(rebuilt.transpose(1, 2).flatten(2), out, atol=1e-5, rtol=1e-4)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import lagwise
 from lagwise import FeatureMap, lens, linear_attention
+from lagwise.call import Call
 from lagwise.lab.cli import app
 from lagwise.lab.experiment import make_config
 from lagwise.lab.look import linear_notes
@@ -103,7 +104,7 @@ def test_a_weight_of_zero_has_no_finite_score():
     # The second query is orthogonal to all keys, of which linear attention makes zeros.
     assert parts.posterior[0, 0].tolist() == weights(q, k, None, feature_map=Squares())[0, 0].tolist() == [[1.0, 0.0], [0.0, 0.0]]
     assert parts.divergence()[0, 0].tolist() == [pytest.approx(0.6931, abs=1e-4), 0.0]
-    call = lens.Call("layer", False, q, k, k, lagwise.Terms(), 1.0, False, None, None, None, 0, Squares())
+    call = lens.Captured("layer", False, q, k, k, lagwise.Terms(), Call(), Squares())
     with pytest.raises(ValueError, match="layer has some that are 0"):
         linear_notes([call])
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from base64 import b64decode
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ from typer.testing import CliRunner
 import lagwise
 import lagwise.hf
 from lagwise import LagTable, Terms, lens
+from lagwise.call import Call
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config
 from lagwise.lab.experiment import make_config, make_task
 from lagwise.lab.look import edges_of, kernels_of
 from lagwise.lab.look_pretrained import load, look_at_pretrained
-from lagwise.lab.look_run import first_text, token_words, untrained
+from lagwise.lab.look_run import token_words, untrained
 from lagwise.lab.loop import Session, Settings
 from lagwise.lab.run import train
 from lagwise.lab.tasks.models import Classifier
@@ -33,7 +35,7 @@ from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
 
 
-def look(encoding: str = "t5", causal: bool = False, words: int = len(WORDS)) -> list[lens.Call]:
+def look(encoding: str = "t5", causal: bool = False, words: int = len(WORDS)) -> list[lens.Captured]:
     """Returns what two layers of two heads did with a text of random vectors; their bias is random too."""
     stack = lagwise.nn.Decoder if causal else lagwise.nn.Encoder
     model = stack(16, layers=2, heads=2, encoding=encoding).eval()
@@ -44,7 +46,7 @@ def look(encoding: str = "t5", causal: bool = False, words: int = len(WORDS)) ->
     return calls
 
 
-def made(calls: list[lens.Call], tokens: list[str] = WORDS, **options) -> str:
+def made(calls: list[lens.Captured], tokens: list[str] = WORDS, **options) -> str:
     return page(calls, tokens, title="A model", command="lagwise lens", **options)
 
 
@@ -109,10 +111,7 @@ def test_heads_without_a_bias_show_the_mean_logit_and_say_so():
 def test_twelve_layers_of_twelve_heads_and_512_tokens_stay_below_5_megabytes():
     q, bias = torch.randn(1, 12, 512, 4), torch.randn(12, 1023)
     terms = Terms(bias=LagTable(bias, -511))
-    call = lens.Call(
-        layer="encoder.layer.0.attention", cross=False, q=q, k=q, v=q, terms=terms, scale=0.5, causal=False, key_mask=None,
-        cu_seqlens=None, window=None, query_start=0,
-    )  # fmt: skip
+    call = lens.Captured("encoder.layer.0.attention", False, q, q, q, terms, Call(scale=0.5))
     names = [f"encoder.layers.{number}" for number in range(12)]
     kernels = dict.fromkeys(names, lens.Kernels(torch.arange(-511, 512), torch.rand(12, 1023, 4)))
     edges = dict.fromkeys(names, lens.bucket_edges(lagwise.AT5(heads=12)))
@@ -137,17 +136,17 @@ def test_more_heads_have_smaller_maps_and_shorter_curves():
 
 def test_calls_that_are_left_out_are_counted_and_a_batch_is_refused():
     calls = look()
-    crossed = [lens.Call(**{**vars(calls[0]), "cross": True}), *calls]
+    crossed = [lens.Captured(**{**vars(calls[0]), "cross": True}), *calls]
     assert "are left out: 1 of 3 calls" in made(crossed)
     with pytest.raises(ValueError, match="calls must have one of self-attention"):
         made(crossed[:1])
     doubled = {**vars(calls[0]), **{name: getattr(calls[0], name).expand(2, -1, -1, -1) for name in "qkv"}}
     with pytest.raises(ValueError, match=r"calls must be of one text, but .* has a batch of 2"):
-        made([lens.Call(**doubled)])
+        made([lens.Captured(**doubled)])
 
 
 def test_nothing_breaks_out_of_its_place():
-    calls = [lens.Call(**{**vars(call), "layer": EVIL}) for call in look()]
+    calls = [lens.Captured(**{**vars(call), "layer": EVIL}) for call in look()]
     text = page(calls, [EVIL] * len(WORDS), title=EVIL, command=EVIL, notes=[EVIL], ranges={EVIL: torch.tensor([[3.0]])})
     found = read(text)
     assert found.tags.count("script") == 2 and "img" not in found.tags
@@ -295,8 +294,8 @@ def test_a_language_model_reads_a_given_text(tmp_path):
 def test_the_first_text_of_a_group_is_looked_at():
     call = look(words=4)[0]
     group = {**vars(call), **{name: torch.cat([getattr(call, name), torch.randn(2, 2, 4, 8)]) for name in "qkv"}}
-    group["key_mask"] = torch.ones(3, 4, dtype=torch.bool)
-    torch.testing.assert_close(first_text(lens.Call(**group)).parts().posterior, call.parts().posterior)
+    group["call"] = replace(call.call, key_mask=torch.ones(3, 4, dtype=torch.bool))
+    torch.testing.assert_close(lens.Captured(**group).first_row().parts().posterior, call.parts().posterior)
 
 
 def test_tokens_are_named_as_the_model_reads_them():
@@ -504,7 +503,7 @@ def test_a_printed_page_has_all_maps_and_lets_nothing_scroll(opened):
 
 @pytest.mark.parametrize("width", [400, 800, 1400])
 def test_charts_are_drawn_for_the_width_of_the_screen(opened, width):
-    calls = [lens.Call(**{**vars(call), "layer": f"encoder.block.{call.layer}.SelfAttention" * 2}) for call in look()]
+    calls = [lens.Captured(**{**vars(call), "layer": f"encoder.block.{call.layer}.SelfAttention" * 2}) for call in look()]
     encoding, kernels = lagwise.AT5(heads=2), lens.spe_kernels(lagwise.SineSPE(heads=2, head_dim=8), 9)
     tab = opened(made(
         calls, notes=["word" * 40], ranges={"encoding": lens.dependency_ranges(encoding)},

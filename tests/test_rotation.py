@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lagwise
+from lagwise.call import Call
 from lagwise.ops.lowering import token_positions
 from lagwise.ops.rotation import turn
 
@@ -85,9 +86,9 @@ def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved):
 
 def test_queries_and_keys_of_one_sequence_share_their_angles():
     q = k = torch.randn(1, 2, 9, 8)
-    rows, keys = token_positions(q, k, 0, None)
+    rows, keys = token_positions(q, k, Call())
     assert rows is keys
-    rows, keys = token_positions(q[:, :, :4], k, 5, None)
+    rows, keys = token_positions(q[:, :, :4], k, Call(query_start=5))
     assert rows.tolist() == [5, 6, 7, 8] and keys.tolist() == list(range(9))
     q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
     turned = lagwise.Rotary(head_dim=8).terms(-8, 8, scale=1.0).transform

@@ -8,14 +8,14 @@ from oracle import assert_within_budget, make_terms
 
 import lagwise
 from lagwise.ops import support
-from lagwise.softmax import kernels_run_on
+from lagwise.ops.dispatch import kernels_run_on
 
 TABLES = ("bias", "slopes", "gain", "channel gain", "query", "key", "value", "transform")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
-def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
-    """Returns the shape, the options and the tables of a call that asks for one feature."""
+def ask(request: str) -> tuple[dict, dict, tuple[str, ...]]:
+    """Returns the shape, the options and the tables of a call that asks for one request."""
     options = {
         "causal": {"causal": True},
         "window": {"window": (9, 4)},
@@ -33,48 +33,48 @@ def ask(feature: str) -> tuple[dict, dict, tuple[str, ...]]:
         "value width": {"value_dim": 12},
         "wide head": {"head_dim": 257},
     }
-    tables = (feature,) if feature in TABLES else ("bias",)
-    return shapes.get(feature, {}), options.get(feature, {}), tables
+    tables = (request,) if request in TABLES else ("bias",)
+    return shapes.get(request, {}), options.get(request, {}), tables
 
 
 # torch.func.jvp itself uses what torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 
 
-@pytest.mark.parametrize("feature", list(support.FEATURES))
+@pytest.mark.parametrize("asked", list(support.REQUESTS))
 @pytest.mark.parametrize("impl", support.IMPLEMENTATIONS)
-def test_every_row(impl, feature):
-    shape, options, tables = ask(feature)
-    check(impl, {feature}, shape, options, tables)
+def test_every_row(impl, asked):
+    shape, options, tables = ask(asked)
+    check(impl, {asked}, shape, options, tables)
 
 
 @pytest.mark.parametrize(
-    ("impl", "features"),
-    [(impl, features) for impl in support.IMPLEMENTATIONS for features, _ in support.REFUSALS[impl] if "cuda" not in features],
+    ("impl", "requests"),
+    [(impl, requests) for impl in support.IMPLEMENTATIONS for requests, _ in support.REFUSALS[impl] if "cuda" not in requests],
     ids=lambda x: x if isinstance(x, str) else "+".join(sorted(x)),
 )
-def test_every_refusal(impl, features, monkeypatch):
-    if "no kernels" in features:
+def test_every_refusal(impl, requests, monkeypatch):
+    if "no kernels" in requests:
         monkeypatch.setenv("TRITON_INTERPRET", "0")
     shape, options, tables = {}, {}, ()
-    for feature in sorted(features):
-        more_shape, more_options, more_tables = ask(feature)
+    for request in sorted(requests):
+        more_shape, more_options, more_tables = ask(request)
         shape, options, tables = {**shape, **more_shape}, {**options, **more_options}, (*tables, *more_tables)
-    check(impl, set(features), shape, options, tuple(dict.fromkeys(tables)))
+    check(impl, set(requests), shape, options, tuple(dict.fromkeys(tables)))
 
 
-def check(impl, features, shape, options, tables):
+def check(impl, requests, shape, options, tables):
     sizes = {"batch": 2, "queries": 33, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "max_lag": 5, **shape}
-    dtype = next((getattr(torch, name) for name in DTYPES if name in features), torch.float32)
+    dtype = next((getattr(torch, name) for name in DTYPES if name in requests), torch.float32)
     q = torch.randn(sizes["batch"], 2, sizes["queries"], sizes["head_dim"]).to(dtype)
     k = torch.randn(sizes["batch"], sizes["kv_heads"], 33, sizes["head_dim"]).to(dtype)
     v = torch.randn(sizes["batch"], sizes["kv_heads"], 33, sizes["value_dim"]).to(dtype)
     terms = make_terms(*tables, heads=2, **{name: sizes[name] for name in ("head_dim", "value_dim", "max_lag")})
-    asked = features | {"cpu"} | (set() if kernels_run_on(q.device) else {"no kernels"})
+    asked = requests | {"cpu"} | (set() if kernels_run_on(q.device) else {"no kernels"})
     reason = support.refusal(impl, asked)
-    if features & {"forward mode", "vmap"} and "no kernels" not in asked:
-        check_transform(impl, *features, reason)
-    elif "second derivative" in features and "no kernels" not in asked:
+    if requests & {"forward mode", "vmap"} and "no kernels" not in asked:
+        check_transform(impl, *requests, reason)
+    elif "second derivative" in requests and "no kernels" not in asked:
         check_second_derivative(impl, reason)
     elif impl == "triton" and reason is None and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter has no bfloat16: tests/test_gpu.py")

@@ -11,7 +11,9 @@ import torch
 from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 
 import lagwise
+from lagwise.call import Call
 from lagwise.ops import support
+from lagwise.ops.lowering import lower
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
@@ -204,9 +206,7 @@ def test_dropout(tables, shape, options):
     ids=words,
 )
 def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
-    from lagwise.ops.kernels import launch
-
-    monkeypatch.setattr(launch, "INTERPRETED", tile)
+    monkeypatch.setattr("lagwise.ops.kernels.plan.INTERPRETED", tile)
     check(tables, {"queries": 70}, **options)
 
 
@@ -232,7 +232,7 @@ def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
 def test_split_with_its_band_on_the_kernels(tables, shape, max_lag, options, monkeypatch):
     """On a GPU `split` shares the kernels; here it takes them with the far fields of the CPU."""
 
-    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.is_fused", lambda call: True)
     check(tables, shape, max_lag, impl="split", **options)
 
 
@@ -257,21 +257,18 @@ def test_a_table_beyond_what_a_window_sees(name, first):
     ids=words,
 )
 def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkeypatch):
-    from lagwise.ops.kernels import launch
-
-    monkeypatch.setattr(launch, "WIDEST", 8)
+    monkeypatch.setattr("lagwise.ops.kernels.passes.WIDEST", 8)
     check(tables, shape, 12, **options)
 
 
 def test_scores_have_room_for_the_lags_of_all_tables():
     """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
-    from lagwise.ops.kernels.launch import PADDING, Plan, empty_scores
-    from lagwise.ops.lowering import lower
+    from lagwise.ops.kernels.plan import PADDING, Plan
+    from lagwise.ops.kernels.scores import empty_scores
 
     terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
     q, k, v = tensors(queries=500)
-    options = {"causal": False, "window": None, "query_start": 0, "key_mask": None, "cu_seqlens": None}
-    plan = Plan(lower(q, k, v, terms, scale=1.0, dropout=0.0, seed=None, **options), terms)
+    plan = Plan(lower(q, k, v, terms, Call()), terms)
     scores = empty_scores(k, 16, plan.room)
     numbers = scores.untyped_storage().nbytes() // 4
     assert scores.storage_offset() >= 450 - 4 + PADDING
@@ -281,7 +278,8 @@ def test_scores_have_room_for_the_lags_of_all_tables():
 def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     from triton.runtime.jit import JITFunction
 
-    from lagwise.ops.kernels.forward import NUMBERS, forward_kernel
+    from lagwise.ops.kernels.forward import forward_kernel
+    from lagwise.ops.kernels.logits import NUMBERS
     from lagwise.ops.kernels.run import signature, stride_kind, wide
 
     # As it is outside the interpreter.
@@ -307,7 +305,7 @@ def test_strides_do_not_matter():
 
 def test_strides_do_not_matter_to_split(monkeypatch):
 
-    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.is_fused", lambda call: True)
     base = [torch.randn(1, 33, 2, 16).transpose(1, 2)[..., ::2] for _ in range(3)]
     for tables in (SCALARS, CHANNELS):
         made = make_terms(*tables, heads=2, max_lag=3).tables()
@@ -392,14 +390,14 @@ def test_tensors_that_lie_token_by_token(shape, tables, options):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
 def test_split_of_tensors_that_lie_token_by_token(tables, causal, monkeypatch):
-    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.is_fused", lambda call: True)
     assert_within_budget("split", *by_token(*tensors(heads=2, queries=60)), make_terms(*tables, heads=2), causal=causal)
 
 
 @pytest.mark.parametrize("impl", ["triton", "split"])
 @pytest.mark.parametrize("tables", [("bias",), SCALARS], ids=words)
 def test_outputs_and_gradients_lie_as_what_they_belong_to(tables, impl, monkeypatch):
-    monkeypatch.setattr("lagwise.ops.split.eager.fused", lambda call: True)
+    monkeypatch.setattr("lagwise.ops.split.is_fused", lambda call: True)
     for arrange in (by_token, lambda *tensors: tensors):
         q, k, v = (x.requires_grad_() for x in arrange(*tensors(heads=2, queries=60)))
         out = lagwise.attention(q, k, v, make_terms(*tables, heads=2), impl=impl)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from lagwise.encodings.base import Encoding
 from lagwise.errors import refuse, require_lags, require_numbers, require_sizes, require_switches
 from lagwise.lags import LagTable
-from lagwise.ops.spe.codes import Filters, Recipe, Waves, features
+from lagwise.ops.spe.features import features
+from lagwise.ops.spe.recipes import Filters, Recipe, Sines
 from lagwise.terms import Terms
 
 
@@ -125,7 +126,7 @@ class SineSPE(StochasticEncoding):
             delta = torch.sigmoid(self.gate)[..., None]
             turns, shifts = nn.functional.pad(turns, (0, 1)), nn.functional.pad(shifts, (0, 1))
             sizes = torch.cat([(1.0 - delta).sqrt() * sizes, delta.sqrt()], dim=-1)
-        return Waves([turns, shifts, sizes], self.realizations, seed, gated=self.gate is not None, gate_number=self.gate_number)
+        return Sines([turns, shifts, sizes], self.realizations, seed, gated=self.gate is not None, gate_number=self.gate_number)
 
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
         lags = torch.arange(first, last + 1, device=self.freq.device)

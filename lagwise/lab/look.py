@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lagwise.encodings import AT5, T5, StochasticEncoding
-from lagwise.lens import Ablation, Call, Kernels, bucket_edges, dependency_ranges, spe_kernels
+from lagwise.lens import Ablation, Captured, Kernels, bucket_edges, dependency_ranges, spe_kernels
 from lagwise.lens.page import Lengths
 
 TEXT = (
@@ -20,7 +20,7 @@ class Look(NamedTuple):
 
     name: str
     model: nn.Module
-    calls: list[Call]
+    calls: list[Captured]
     tokens: list[str]
     notes: list[str]
     ablation: Ablation | None = None
@@ -35,7 +35,7 @@ def check_text(text: str) -> None:
         raise ValueError("--text must have words to read, but is empty")
 
 
-def linear_notes(calls: list[Call]) -> list[str]:
+def linear_notes(calls: list[Captured]) -> list[str]:
     """Returns what a reader must know of linear attention; raises for scores that the page cannot draw."""
     linear = [call for call in calls if call.feature_map is not None]
     for call in linear:

@@ -1,10 +1,9 @@
 """A look through the lens at the model of a run, which reads a text or an example of the test split."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lagwise.lab.curves import extrapolation
 from lagwise.lab.look import Look, check_text, edges_of, linear_notes, ranges_of
@@ -12,7 +11,7 @@ from lagwise.lab.loop import Session, Settings, to_device
 from lagwise.lab.run import load_trained
 from lagwise.lab.tasks.base import Batch, Task
 from lagwise.lab.tasks.models import Classifier
-from lagwise.lens import Ablation, Call, ablate, capture
+from lagwise.lens import Ablation, ablate, capture
 from lagwise.lens.page import Lengths
 
 
@@ -30,7 +29,7 @@ def look_at_run(folder: Path, text: str | None, example: int, settings: Settings
     with torch.no_grad(), capture(model) as calls:
         model(to_device(batch, session.device))
     config, texts = session.config, len(calls[0].q)
-    calls = [first_text(call) for call in calls]
+    calls = [call.first_row() for call in calls]
     read = f"example {example} of the test split" if text is None else "the given text"
     notes = [f"The model has seed {config.seed} and was trained for {session.step:,} steps. It reads {read}."]
     notes += [f"The example is a group of {texts} texts, of which this is the first."] if texts > 1 else []
@@ -66,15 +65,6 @@ def token_words(task: Task, model: nn.Module, batch: Batch) -> list[str]:
         return [*before, *(str(place) for place in range(values.shape[1]))]
     # Those of a pair of texts have one more axis.
     return [*before, *task.token_names(values.flatten(0, -2)[0].tolist())]
-
-
-def first_text(call: Call) -> Call:
-    """Returns a call with the first text of its batch alone."""
-    mask, start = call.key_mask, call.query_start
-    return replace(
-        call, q=call.q[:1], k=call.k[:1], v=call.v[:1], key_mask=None if mask is None else mask[:1],
-        query_start=start[:1] if isinstance(start, Tensor) and start.ndim else start,
-    )  # fmt: skip
 
 
 def untrained(session: Session) -> nn.Module | None:

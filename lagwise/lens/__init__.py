@@ -7,7 +7,7 @@ tensor([ 9, 37, 79, 88])
 """
 
 from lagwise.lens.ablation import Ablation, PriorHead, ablate, only_priors, prior_heads
-from lagwise.lens.capture import Call, capture, watching
+from lagwise.lens.capture import Captured, capture, watching
 from lagwise.lens.learned import Kernels, bucket_edges, dependency_ranges, spe_kernels
 from lagwise.lens.measured import Extrapolation, Losses
 from lagwise.lens.metrics import effective_range, effective_size, entropy, kl, monotonicity_violation, translation_invariance
@@ -15,7 +15,7 @@ from lagwise.lens.parts import ByLag, Parts, attention_parts, average_attention,
 from lagwise.lens.priors import Prior, prior
 
 __all__ = [
-    "Ablation", "ByLag", "Call", "Extrapolation", "Kernels", "Losses", "Parts", "Prior", "PriorHead", "ablate",
+    "Ablation", "ByLag", "Captured", "Extrapolation", "Kernels", "Losses", "Parts", "Prior", "PriorHead", "ablate",
     "attention_parts", "average_attention", "bucket_edges", "capture", "dependency_ranges", "effective_range",
     "effective_size", "entropy", "expected_logits", "kl", "mean_by_lag", "monotonicity_violation", "only_priors", "prior",
     "prior_heads", "spe_kernels", "translation_invariance", "watching",

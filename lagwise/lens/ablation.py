@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.lags import LagTable
-from lagwise.lens.capture import Call, watching
+from lagwise.lens.capture import Captured, watching
 from lagwise.lens.priors import Prior
 from lagwise.terms import Terms
 
@@ -56,7 +56,7 @@ def prior_heads(model: nn.Module, run: Callable[[], Any]) -> list[PriorHead]:
     """
     priors: dict[str, Prior] = {}
 
-    def look(call: Call) -> Terms:
+    def look(call: Captured) -> Terms:
         if call.terms.bias is not None:
             found = call.prior()
             if call.layer not in priors or len(found.lags) > len(priors[call.layer].lags):
@@ -90,7 +90,7 @@ def only_priors(model: nn.Module, heads: Iterable[PriorHead]) -> Iterator[None]:
     """
     chosen = {(layer, head.head) for head in heads for layer in head.layers}
 
-    def switch(call: Call) -> Terms:
+    def switch(call: Captured) -> Terms:
         bias = call.terms.bias
         if bias is None:
             return call.terms

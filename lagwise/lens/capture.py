@@ -17,14 +17,14 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from lagwise.call import Call
 from lagwise.feature_maps import FeatureMap
 from lagwise.lags import LagTable
 from lagwise.lens.parts import Parts, attention_parts
 from lagwise.lens.priors import Prior, prior
-from lagwise.linear import visible_keys
 from lagwise.softmax import WATCHER
 from lagwise.terms import Terms
 
@@ -33,7 +33,7 @@ CONTEXTS = ("context", "key_value_states", "encoder_hidden_states")
 
 
 @dataclass(frozen=True)
-class Call:
+class Captured:
     """One call of softmax or linear attention: what it was given, without gradients.
 
     Args:
@@ -43,12 +43,7 @@ class Call:
         k: Keys, as the call got them: those of a cache may be transformed already.
         v: Values.
         terms: The position terms.
-        scale: Factor of the content product.
-        causal: Whether queries see no later key.
-        key_mask: Which keys may be attended to, all of them if None.
-        cu_seqlens: Ends of packed sequences.
-        window: How many lags into the past and into the future a query sees.
-        query_start: Position of the first query.
+        call: Its options, lengths as a mask of keys.
         feature_map: That of linear attention, None for softmax attention.
     """
 
@@ -58,19 +53,29 @@ class Call:
     k: Float[Tensor, "batch kv_heads keys dim"]
     v: Float[Tensor, "batch kv_heads keys value_dim"]
     terms: Terms
-    scale: float
-    causal: bool
-    key_mask: Bool[Tensor, "batch keys"] | None
-    cu_seqlens: Int[Tensor, " ends"] | None
-    window: tuple[int, int] | None
-    query_start: int | Int[Tensor, "*batch"]
+    call: Call
     feature_map: FeatureMap | str | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether queries see no later key."""
+        return self.call.causal
 
     @property
     def options(self) -> dict[str, Any]:
         """What `attention`, or `linear_attention`, and `attention_parts` take beside the tensors and the terms."""
-        own = ("window", "query_start") if self.feature_map is None else ("feature_map",)
-        return {name: getattr(self, name) for name in ("scale", "causal", "key_mask", "cu_seqlens", *own)}
+        own = ("window", "query_start") if self.feature_map is None else ()
+        found = {name: getattr(self.call, name) for name in ("scale", "causal", "key_mask", "cu_seqlens", *own)}
+        return found if self.feature_map is None else {**found, "feature_map": self.feature_map}
+
+    def first_row(self) -> "Captured":
+        """Returns the call with the first row of its batch alone."""
+        start = self.call.query_start
+        call = replace(
+            self.call, key_mask=None if self.call.key_mask is None else self.call.key_mask[:1],
+            query_start=start[:1] if isinstance(start, Tensor) and start.ndim else start,
+        )  # fmt: skip
+        return replace(self, q=self.q[:1], k=self.k[:1], v=self.v[:1], call=call)
 
     def parts(self) -> Parts:
         """Returns the logits by what they come from; dropout of weights is left out."""
@@ -78,16 +83,17 @@ class Call:
 
     def prior(self) -> Prior:
         """Returns the prior over the lags that a sequence of the call's keys has; of packed ones that is the longest."""
-        length = self.k.shape[2] if self.cu_seqlens is None else int(self.cu_seqlens.diff().max())
-        return prior(self.terms, length, causal=self.causal)
+        ends = self.call.cu_seqlens
+        length = self.k.shape[2] if ends is None else int(ends.diff().max())
+        return prior(self.terms, length, causal=self.call.causal)
 
 
-Watch = Callable[[Call], Terms]
+Watch = Callable[[Captured], Terms]
 """Is told of each call, and returns the terms to compute with."""
 
 
 @contextmanager
-def capture(model: nn.Module) -> Iterator[list[Call]]:
+def capture(model: nn.Module) -> Iterator[list[Captured]]:
     """Collects the calls of attention that a model makes while the context lasts, in their order.
 
     Any model whose attention is `lagwise.attention` or `lagwise.linear_attention`: stacks of `lagwise.nn`, models of trained
@@ -98,21 +104,19 @@ def capture(model: nn.Module) -> Iterator[list[Call]]:
     Args:
         model: The model, not compiled. Calls of other models pass by.
     """
-    calls: list[Call] = []
+    calls: list[Captured] = []
 
-    def collect(call: Call) -> Terms:
-        kept = call.key_mask, call.cu_seqlens
+    def collect(found: Captured) -> Terms:
         calls.append(
             replace(
-                call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), terms=_detached(call.terms),
+                found, q=found.q.detach(), k=found.k.detach(), v=found.v.detach(), terms=_detached(found.terms),
                 # A cache may go on to write into these.
-                key_mask=None if kept[0] is None else kept[0].clone(), cu_seqlens=None if kept[1] is None else kept[1].clone(),
-                query_start=call.query_start.clone() if isinstance(call.query_start, Tensor) else call.query_start,
+                call=replace(found.call, **{name: x.clone() for name, x in found.call.tensors()}),
                 # Another projection may be drawn.
-                feature_map=deepcopy(call.feature_map),
+                feature_map=deepcopy(found.feature_map),
             )
         )  # fmt: skip
-        return call.terms
+        return found.terms
 
     with watching(model, collect):
         yield calls
@@ -137,20 +141,23 @@ def watching(model: nn.Module, watch: Watch) -> Iterator[None]:
         if running and running[-1][1] is module:
             running.pop()
 
-    def tell(q: Tensor, k: Tensor, v: Tensor, terms: Terms, **options: Any) -> Terms:
+    def tell(
+        q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call,
+        feature_map: FeatureMap | str | None = None, from_state: bool = False,
+    ) -> Terms:  # fmt: skip
         nonlocal seen
-        terms = terms if outer is None else outer(q, k, v, terms, **options)
+        terms = terms if outer is None else outer(q, k, v, terms, call, feature_map=feature_map, from_state=from_state)
         if not running:
             return terms
         seen = True
-        if options.pop("from_state", False):
+        if from_state:
             raise ValueError(
                 "model must not go on from a state of linear attention while it is watched, which holds sums and no keys, but "
                 f"{running[-1][0]} does: run it without a cache, on the whole sequence"
             )
-        key_mask = visible_keys(k.shape[2], options.pop("lengths"), options.pop("key_mask"))
         name, module, inputs, given = running[-1]
-        return watch(Call(name, _is_cross(module, inputs, given), q, k, v, terms, key_mask=key_mask, **options))
+        cross, call = _is_cross(module, inputs, given), call.with_key_mask(k.shape[2])
+        return watch(Captured(name, cross, q, k, v, terms, call, feature_map))
 
     hooks = [
         hook

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lagwise import pages
 from lagwise.lens.ablation import Ablation, PriorHead
-from lagwise.lens.capture import Call
+from lagwise.lens.capture import Captured
 from lagwise.lens.labels import head_label, head_labels
 from lagwise.lens.learned import Kernels
 from lagwise.lens.measured import Extrapolation
@@ -47,7 +47,7 @@ class Lengths(NamedTuple):
 
 
 def page(
-    calls: Sequence[Call],
+    calls: Sequence[Captured],
     tokens: Sequence[str],
     *,
     title: str,
@@ -144,7 +144,7 @@ KERNELS = drawn(
 )
 
 
-def kept_calls(calls: Sequence[Call]) -> list[Call]:
+def kept_calls(calls: Sequence[Captured]) -> list[Captured]:
     """Returns the calls in which a text attends to itself; raises where there is none, or more than one text."""
     kept = [call for call in calls if not call.cross and call.q.shape[2] == call.k.shape[2]]
     if not kept:
@@ -173,7 +173,7 @@ def curve_reach(heads: int) -> int:
     return (CURVE_BYTES * 3 // (2 * 4 * 4 * heads) - 1) // 2
 
 
-def curve_of(call: Call, parts: Parts) -> Prior:
+def curve_of(call: Captured, parts: Parts) -> Prior:
     """Returns the bias of each head by lag; where there is none, the mean logit of the text by lag stands in for it."""
     if call.terms.bias is not None:
         found = call.prior()
@@ -182,7 +182,7 @@ def curve_of(call: Call, parts: Parts) -> Prior:
     return Prior(logit.lags, logit.mean.nan_to_num(nan=-torch.inf))
 
 
-def layer_facts(call: Call, parts: Parts, curve: Prior, number: int, *, shown: int, reach: int) -> dict[str, Any]:
+def layer_facts(call: Captured, parts: Parts, curve: Prior, number: int, *, shown: int, reach: int) -> dict[str, Any]:
     """Returns what the page's script draws of a layer.
 
     Of the maps there is the context score alone, in 65,535 steps, with the logarithms of the sums over all keys: the script adds
@@ -243,7 +243,7 @@ def packed(values: Tensor, form: str) -> str:
     return b64encode(values.cpu().numpy().astype(form).tobytes()).decode()
 
 
-def head_rows(call: Call, parts: Parts, curve: Prior, layer: int) -> list[str]:
+def head_rows(call: Captured, parts: Parts, curve: Prior, layer: int) -> list[str]:
     """Returns the rows of the table of heads for one layer."""
     probability = curve.probability
     columns = zip(
@@ -261,7 +261,7 @@ def head_rows(call: Call, parts: Parts, curve: Prior, layer: int) -> list[str]:
 
 
 def page_notes(
-    calls: Sequence[Call], kept: Sequence[Call], layers: Sequence[Mapping[str, Any]], tokens: Sequence[str], reach: int
+    calls: Sequence[Captured], kept: Sequence[Captured], layers: Sequence[Mapping[str, Any]], tokens: Sequence[str], reach: int
 ) -> list[str]:
     """Returns what the page leaves out or shows in another way."""
     said = []

@@ -7,13 +7,15 @@ from itertools import pairwise
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
+from lagwise.call import Call, Options, checked, takes
 from lagwise.encodings import Encoding
 from lagwise.feature_maps import FeatureMap
-from lagwise.lags import LagTable, reachable_lags
+from lagwise.lags import LagTable
 from lagwise.linear import check_causal, linear_terms, prepare
 from lagwise.ops import dense
-from lagwise.softmax import check_call, check_terms, terms_of
+from lagwise.softmax import terms_of
 from lagwise.terms import Terms
 
 
@@ -85,6 +87,7 @@ class Parts:
         return torch.log_softmax(score, dim=-1).masked_fill(score == -torch.inf, -torch.inf)
 
 
+@takes(Options)
 @torch.no_grad()
 def attention_parts(
     q: Float[Tensor, "batch heads queries dim"],
@@ -92,13 +95,7 @@ def attention_parts(
     encoding: Encoding | Terms | None = None,
     *,
     feature_map: FeatureMap | str | None = None,
-    causal: bool = False,
-    key_mask: Bool[Tensor, "batch keys"] | None = None,
-    cu_seqlens: Int[Tensor, " ends"] | None = None,
-    window: tuple[int, int] | None = None,
-    query_start: int | Int[Tensor, "*batch"] = 0,
-    scale: float | None = None,
-    seed: Int[Tensor, ""] | None = None,
+    **options: Unpack[Options],
 ) -> Parts:
     """Returns the parts of the logits of `lagwise.attention`, whose arguments these are, in float32 at least.
 
@@ -111,24 +108,22 @@ def attention_parts(
     >>> sorted(parts.scores), parts.posterior.shape
     (['bias', 'content'], torch.Size([1, 8, 10, 10]))
     """
-    scale = check_call(q, k, k, None, key_mask, cu_seqlens, window, query_start, scale, 0.0, seed)
+    call = checked(attention_parts, q, k, k, options).with_key_mask(k.shape[2])
     if feature_map is not None:
-        _check_linear(q, k, causal, window, query_start)
-        first, last = reachable_lags(q.shape[2], k.shape[2], causal=causal)
-        terms, _ = linear_terms(encoding, q, k, first, last, scale=scale, seed=seed)
-        scores = {"content": _log_kernel(q, k, terms, feature_map, cu_seqlens, scale=scale, causal=causal)}
-        lags, visible = dense.geometry(q, k, causal, None, 0, key_mask, cu_seqlens)
-        return _parts(q, scores, terms, lags, visible)
-    terms = terms_of(encoding, q, k, causal=causal, window=window, query_start=query_start, scale=scale, seed=seed)
+        _check_linear(q, k, call)
+        terms, _ = linear_terms(encoding, q, k, *call.reachable_lags(q.shape[2], k.shape[2]), call)
+        scores = {"content": _log_kernel(q, k, terms, feature_map, replace(call, key_mask=None))}
+        return _parts(q, scores, terms, *dense.geometry(q, k, call))
+    terms = terms_of(encoding, q, k, call)
     if terms.features is not None:
         raise ValueError(
             "encoding must act on softmax attention, but maps the features of linear attention: pass its feature_map"
         )
-    check_terms(replace(terms, value=None), q, k)
+    replace(terms, value=None).check_fit(q, k)
     dtype = torch.promote_types(q.dtype, torch.float32)
     q, k, terms = q.to(dtype), k.to(dtype), terms.to(dtype)
-    lags, visible = dense.geometry(q, k, causal, window, query_start, key_mask, cu_seqlens)
-    places = dense.positions(q, k, query_start, cu_seqlens)
+    lags, visible = dense.geometry(q, k, call)
+    places, scale = dense.positions(q, k, call), call.scale
     content = terms.content(q, k, *places)
     scores = {"content": _scores(*content, "gain", terms.gain, lags, scale, places)}
     # A term that meets one side alone is the logit of that side with nothing on the other.
@@ -149,39 +144,37 @@ def _parts(q: Tensor, scores: dict[str, Tensor], terms: Terms, lags: Tensor, vis
     return Parts(scores, lags.expand(rows), visible.expand(rows))
 
 
-def _check_linear(q: Tensor, k: Tensor, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor) -> None:
+def _check_linear(q: Tensor, k: Tensor, call: Call) -> None:
     """Raises for what linear attention does not have."""
-    check_causal(q, k, causal)
-    if window is not None or isinstance(query_start, Tensor) or query_start != 0:
+    check_causal(q, k, call.causal)
+    if call.window is not None or call.per_row or call.query_start != 0:
         raise ValueError(
-            f"window and query_start must be left out with a feature_map, but are {window} and {query_start}: linear attention "
-            "has neither"
+            f"window and query_start must be left out with a feature_map, but are {call.window} and {call.query_start}: linear "
+            "attention has neither"
         )
 
 
-def _log_kernel(
-    q: Tensor, k: Tensor, terms: Terms, feature_map: FeatureMap | str, cu_seqlens: Tensor | None, *, scale: float, causal: bool
-) -> Tensor:
+def _log_kernel(q: Tensor, k: Tensor, terms: Terms, feature_map: FeatureMap | str, call: Call) -> Tensor:
     """Returns the logarithm of the products of features as linear attention makes them, [batch, heads, queries, keys]."""
-    if cu_seqlens is not None:
+    if call.cu_seqlens is not None:
         found = q.new_full((1, q.shape[1], q.shape[2], k.shape[2]), -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        for start, end in pairwise(cu_seqlens.tolist()):
+        for start, end in pairwise(call.cu_seqlens.tolist()):
             own = slice(start, end)
-            found[:, :, own, own] = _log_kernel(q[:, :, own], k[:, :, own], terms, feature_map, None, scale=scale, causal=causal)
+            found[:, :, own, own] = _log_kernel(q[:, :, own], k[:, :, own], terms, feature_map, replace(call, cu_seqlens=None))
         return found
-    call = prepare(q, k, k, terms, feature_map, scale=scale, causal=causal, key_mask=None)
-    if call.plain_q is not None:
+    prepared = prepare(q, k, k, terms, feature_map, call)
+    if prepared.plain_q is not None:
         raise ValueError(
             "encoding must keep the weights of linear attention probabilities, but Rotary turns features in the numerator alone: "
             "weights may be negative and do not sum to one, so that there is no posterior to show. With 'favor' there is one"
         )
-    kernel = call.q @ call.keys.features.mT
+    kernel = prepared.q @ prepared.keys.features.mT
     if bool((kernel < 0.0).any()):
         raise ValueError(
             "feature_map must make features that are not negative, but products of its features are, which are no weights: "
             "use one whose features are positive"
         )
-    return kernel.log() + call.keys.weights()[:, :, None]
+    return kernel.log() + prepared.keys.weights()[:, :, None]
 
 
 def _scores(

@@ -5,8 +5,10 @@ from typing import Any, Literal
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lagwise import noise
+from lagwise.call import Masks, check_keys
 from lagwise.encodings import Encoding
 from lagwise.errors import (
     keywords_of,
@@ -20,7 +22,6 @@ from lagwise.errors import (
 from lagwise.nn.caches import LayerCache
 from lagwise.nn.relative import RelativeAttention, check_input
 from lagwise.noise import Stream
-from lagwise.softmax import check_keys
 from lagwise.terms import Terms
 
 ACTIVATIONS = {"gelu": nn.GELU, "relu": nn.ReLU}
@@ -99,13 +100,10 @@ class Layer(nn.Module):
         terms: Terms | None = None,
         cache: LayerCache | None = None,
         cross_cache: LayerCache | None = None,
-        lengths: Int[Tensor, " batch"] | None = None,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        max_seqlen: int | None = None,
         context_lengths: Int[Tensor, " batch"] | None = None,
         context_mask: Bool[Tensor, "batch keys"] | None = None,
         seed: Int[Tensor, ""] | None = None,
+        **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch time dim"]:
         """Applies the layer; the arguments are those of `RelativeAttention`, with masks of their own for the context."""
         # Before anything is added to a cache.
@@ -120,10 +118,7 @@ class Layer(nn.Module):
             seed = noise.draw_seed(self.training, x.device)
 
         def attend(y: Tensor) -> Tensor:
-            return self.attention(
-                y, terms=terms, cache=cache, lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
-                seed=seed,
-            )  # fmt: skip
+            return self.attention(y, terms=terms, cache=cache, seed=seed, **masks)
 
         x = self._part(x, self.attention_norm, attend)
         if self.cross is not None and self.cross_norm is not None:

@@ -7,10 +7,12 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lagwise import feature_maps, noise
+from lagwise.call import MASKS, LinearOptions, Masks, check_keys, check_longest, check_scale, check_window, visible_keys
 from lagwise.encodings import Encoding, canonical_name, make, options_of
 from lagwise.errors import (
     refuse,
@@ -24,12 +26,11 @@ from lagwise.errors import (
 )
 from lagwise.feature_maps import Favor, FeatureMap
 from lagwise.lags import reachable_lags
-from lagwise.linear import check_tables, linear_attention, prefill, recall, step, summary, visible_keys
+from lagwise.linear import check_tables, linear_attention, prefill, recall, step, summary
 from lagwise.nn.caches import Cache, LayerCache, LinearCache
 from lagwise.ops import support
 from lagwise.ops.register import without_autocast
 from lagwise.softmax import attention as softmax_attention
-from lagwise.softmax import check_keys, check_longest, check_scale, check_window
 from lagwise.terms import Terms
 
 
@@ -122,11 +123,8 @@ class RelativeAttention(nn.Module):
         *,
         terms: Terms | None = None,
         cache: LayerCache | None = None,
-        lengths: Int[Tensor, " batch"] | None = None,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        max_seqlen: int | None = None,
         seed: Int[Tensor, ""] | None = None,
+        **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch queries dim"]:
         """Attends to x, or to the context.
 
@@ -136,19 +134,17 @@ class RelativeAttention(nn.Module):
             terms: The position terms; those of the layer's own encoding unless given.
             cache: What is kept of earlier tokens, from `new_cache`; x is added. With a context it is filled once and then used
                 instead of the context.
-            lengths: Number of keys that exist in each row, those of the cache counted.
-            key_mask: Which keys may be attended to, those of the cache included.
-            cu_seqlens: Ends of packed sequences.
-            max_seqlen: The most tokens of one of them, see `lagwise.attention`.
             seed: Where random numbers start; drawn afresh in training unless given.
+            masks: `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`; the keys of the cache count.
         """
+        refuse_keywords(masks.keys() - MASKS, RelativeAttention.forward)
         check_input("x", x, self.dim)
         if context is not None:
             check_input("context", context, self.dim)
         if terms is not None and not isinstance(terms, Terms):
             refuse("terms", "Terms or None", terms)
         if cache is not None:
-            if cu_seqlens is not None:
+            if masks.get("cu_seqlens") is not None:
                 raise ValueError("cu_seqlens cannot be combined with a cache, which holds one sequence per row")
             self._check_cache(cache, len(x), across=context is not None, positions=self.encoding is not None or terms is not None)
         require_seed(seed)
@@ -161,12 +157,13 @@ class RelativeAttention(nn.Module):
         k, v = (None, None) if known else self._keys_and_values(x if context is None else context)
         keys = cache.length if cache is not None and k is None else start + (x if context is None else context).shape[1]
         if terms is None:
-            check_longest(cu_seqlens, max_seqlen)
+            check_longest(masks.get("cu_seqlens"), masks.get("max_seqlen"))
             first, last = reachable_lags(
-                x.shape[1], keys, longest=max_seqlen, query_start=start, causal=self.causal, window=self.window
+                x.shape[1], keys, longest=masks.get("max_seqlen"), query_start=start, causal=self.causal, window=self.window
             )
             terms = Terms() if self.encoding is None else self.terms_of(self.encoding, first, last, seed)
         if isinstance(cache, LinearCache):
+            lengths, key_mask = masks.get("lengths"), masks.get("key_mask")
             check_keys(len(x), keys, lengths, key_mask, x.device)
             visible = visible_keys(keys, lengths, key_mask)
             out = self._through_state(q, k, v, terms, cache, None if visible is None else visible[:, start:])
@@ -174,17 +171,14 @@ class RelativeAttention(nn.Module):
         if cache is not None:
             q, k, v, terms = self._through_cache(q, k, v, terms, cache, start)
         assert k is not None and v is not None
+        options: LinearOptions = {**masks, "causal": self.causal, "scale": self.scale, "seed": seed}
         if self.feature_map is not None:
-            out = linear_attention(
-                q, k, v, terms, feature_map=self.feature_map, causal=self.causal, scale=self.scale,
-                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, seed=seed, impl=self.impl,
-            )  # fmt: skip
+            out = linear_attention(q, k, v, terms, feature_map=self.feature_map, impl=self.impl, **options)
         else:
+            dropout = self.dropout if self.training else 0.0
             out = softmax_attention(
-                q, k, v, terms, causal=self.causal, window=self.window, query_start=start, scale=self.scale,
-                lengths=lengths, key_mask=key_mask, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
-                dropout=self.dropout if self.training else 0.0, seed=seed, impl=self.impl,
-            )  # fmt: skip
+                q, k, v, terms, window=self.window, query_start=start, dropout=dropout, impl=self.impl, **options
+            )
         return self.out(out.transpose(1, 2).flatten(2))
 
     def new_cache(self) -> LayerCache:

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from lagwise import noise
+from lagwise.call import MASKS, Masks, check_ends, check_longest
 from lagwise.encodings import Encoding, NoEncoding, StochasticEncoding
 from lagwise.errors import keywords_of, refuse, refuse_keywords, require_sizes, require_switches
 from lagwise.feature_maps import Favor, FeatureMap
@@ -17,7 +19,6 @@ from lagwise.nn.caches import DecoderCache, LayerCache
 from lagwise.nn.layer import Layer
 from lagwise.nn.relative import RelativeAttention, check_encoding, check_input, content_width, named, width_of_head
 from lagwise.noise import Stream
-from lagwise.softmax import check_ends, check_longest
 
 
 class Stack(nn.Module):
@@ -36,19 +37,19 @@ class Stack(nn.Module):
         *,
         layers: int,
         heads: int,
-        encoding: Encoding | str | Sequence[Encoding] | None,
-        per_layer: bool | Literal["gate"],
-        causal: bool,
-        norm: Literal["pre", "post"],
-        head_dim: int | None,
-        attention: Literal["softmax", "linear"],
-        feature_map: FeatureMap | str | None,
-        tied: bool,
+        encoding: Encoding | str | Sequence[Encoding] | None = None,
+        per_layer: bool | Literal["gate"] = False,
+        causal: bool = False,
+        norm: Literal["pre", "post"] = "pre",
+        head_dim: int | None = None,
+        attention: Literal["softmax", "linear"] = "softmax",
+        feature_map: FeatureMap | str | None = None,
+        tied: bool = False,
         **options: Any,
     ):
         super().__init__()
         handed_on = (Layer, RelativeAttention)
-        refuse_keywords(options.keys() - keywords_of(*handed_on), type(self), *handed_on)
+        refuse_keywords(options.keys() - keywords_of(*handed_on), type(self), Stack, *handed_on)
         require_sizes(layers=layers)
         require_switches(causal=causal, tied=tied)
         if not isinstance(per_layer, bool) and per_layer != "gate":
@@ -107,11 +108,10 @@ class Stack(nn.Module):
     def _run(
         self,
         x: Tensor,
+        masks: Masks,
         *,
-        cu_seqlens: Tensor | None,
-        max_seqlen: int | None,
-        caches: list[LayerCache] | None,
-        cross_caches: list[LayerCache] | None,
+        caches: list[LayerCache] | None = None,
+        cross_caches: list[LayerCache] | None = None,
         **options: Any,
     ) -> Tensor:
         check_input("x", x, self.dim)
@@ -119,6 +119,7 @@ class Stack(nn.Module):
             raise ValueError(f"cache must come from this stack's new_cache(), for {self.depth} layers, but has {len(caches)}")
         start = 0 if caches is None else caches[0].length
         positions = start + torch.arange(x.shape[1], device=x.device)
+        cu_seqlens, longest = masks.get("cu_seqlens"), masks.get("max_seqlen")
         if cu_seqlens is not None:
             # Before positions are read from it.
             check_ends(cu_seqlens, x.shape[1])
@@ -126,9 +127,9 @@ class Stack(nn.Module):
         x = self.encoding.embed(x, positions)
         seed = noise.draw_seed(self.training, x.device)
         attends = self._layers[0].attention
-        check_longest(cu_seqlens, max_seqlen)
+        check_longest(cu_seqlens, longest)
         first, last = reachable_lags(
-            x.shape[1], start + x.shape[1], longest=max_seqlen, query_start=start, causal=self.causal, window=attends.window
+            x.shape[1], start + x.shape[1], longest=longest, query_start=start, causal=self.causal, window=attends.window
         )
         shared = None
         if not isinstance(self.encoding, NoEncoding):
@@ -136,11 +137,11 @@ class Stack(nn.Module):
         for number, layer in enumerate(self._layers):
             own = layer.attention.encoding
             x = layer(
-                x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
+                x,
                 terms=attends.terms_of(own, first, last, seed) if self.shares_codes and own is not None else shared,
                 cache=None if caches is None else caches[number],
                 cross_cache=None if cross_caches is None else cross_caches[number],
-                seed=noise.bits(seed, Stream.LAYER, number), **options,
+                seed=noise.bits(seed, Stream.LAYER, number), **masks, **options,
             )  # fmt: skip
         return self.norm(x)
 
@@ -168,40 +169,14 @@ class Encoder(Stack):
     torch.Size([2, 10, 64])
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        layers: int,
-        heads: int,
-        encoding: Encoding | str | Sequence[Encoding] | None = None,
-        per_layer: bool | Literal["gate"] = False,
-        causal: bool = False,
-        norm: Literal["pre", "post"] = "pre",
-        head_dim: int | None = None,
-        attention: Literal["softmax", "linear"] = "softmax",
-        feature_map: FeatureMap | str | None = None,
-        tied: bool = False,
-        **options: Any,
-    ):
-        super().__init__(
-            dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=causal, norm=norm,
-            head_dim=head_dim, attention=attention, feature_map=feature_map, tied=tied, **options,
-        )  # fmt: skip
-
     def forward(
         self,
         x: Float[Tensor, "batch time dim"],
-        *,
-        lengths: Int[Tensor, " batch"] | None = None,
-        key_mask: Bool[Tensor, "batch time"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        max_seqlen: int | None = None,
+        **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch time dim"]:
-        """Encodes x; masks are those of `lagwise.attention`."""
-        return self._run(
-            x, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, caches=None, cross_caches=None, lengths=lengths, key_mask=key_mask
-        )
+        """Encodes x; masks are `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`."""
+        refuse_keywords(masks.keys() - MASKS, Encoder.forward)
+        return self._run(x, masks)
 
 
 class Decoder(Stack):
@@ -233,26 +208,10 @@ class Decoder(Stack):
     True
     """
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        layers: int,
-        heads: int,
-        encoding: Encoding | str | Sequence[Encoding] | None = None,
-        per_layer: bool | Literal["gate"] = False,
-        cross: bool = False,
-        norm: Literal["pre", "post"] = "pre",
-        head_dim: int | None = None,
-        attention: Literal["softmax", "linear"] = "softmax",
-        feature_map: FeatureMap | str | None = None,
-        tied: bool = False,
-        **options: Any,
-    ):
-        super().__init__(
-            dim, layers=layers, heads=heads, encoding=encoding, per_layer=per_layer, causal=True, norm=norm,
-            head_dim=head_dim, attention=attention, feature_map=feature_map, tied=tied, cross=cross, **options,
-        )  # fmt: skip
+    def __init__(self, dim: int, *, layers: int, heads: int, cross: bool = False, **options: Any):
+        if "causal" in options:
+            refuse_keywords(["causal"], Decoder)
+        super().__init__(dim, layers=layers, heads=heads, causal=True, cross=cross, **options)
         self.cross = cross
 
     def new_cache(self) -> DecoderCache:
@@ -266,21 +225,21 @@ class Decoder(Stack):
         context: Float[Tensor, "batch keys dim"] | None = None,
         *,
         cache: DecoderCache | None = None,
-        lengths: Int[Tensor, " batch"] | None = None,
-        key_mask: Bool[Tensor, "batch keys"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        max_seqlen: int | None = None,
         context_lengths: Int[Tensor, " batch"] | None = None,
         context_mask: Bool[Tensor, "batch keys"] | None = None,
+        **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch time dim"]:
-        """Decodes x, which follows what is in the cache; masks are those of `lagwise.attention`, the cached keys included."""
+        """Decodes x, which follows what is in the cache.
+
+        Masks are `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`, the cached keys included.
+        """
+        refuse_keywords(masks.keys() - MASKS, Decoder.forward)
         if cache is not None and not isinstance(cache, DecoderCache):
             refuse("cache", "a DecoderCache, from new_cache()", cache)
         return self._run(
-            x, context=context, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen,
-            caches=None if cache is None else cache.self_attention,
+            x, masks, caches=None if cache is None else cache.self_attention,
             cross_caches=cache.cross_attention if cache is not None and self.cross else None,
-            lengths=lengths, key_mask=key_mask, context_lengths=context_lengths, context_mask=context_mask,
+            context=context, context_lengths=context_lengths, context_mask=context_mask,
         )  # fmt: skip
 
 

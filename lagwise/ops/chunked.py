@@ -73,7 +73,7 @@ class Keys(NamedTuple):
         return Keys(features, plain, values, torch.cat(log_weights, dim=2))
 
 
-class Call(NamedTuple):
+class LinearCall(NamedTuple):
     """A call after the feature map, in the dtype of its sums."""
 
     q: Tensor  # features, [batch, heads, queries, features]
@@ -89,7 +89,7 @@ class Call(NamedTuple):
         """The features of queries in the denominator."""
         return self.q if self.plain_q is None else self.plain_q
 
-    def pieces(self, size: int) -> Iterator["Call"]:
+    def pieces(self, size: int) -> Iterator["LinearCall"]:
         """Cuts a call with as many queries as keys along its time."""
         for start in range(0, self.q.shape[2], size):
             end = start + size
@@ -138,7 +138,7 @@ class State:
         return replace(self, kv=self.kv[rows], mass=self.mass[rows], top=self.top[rows], recent=recent)
 
 
-def dense(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
+def dense(call: LinearCall) -> Float[Tensor, "batch heads queries value_dim"]:
     """The specification: all pairs written out, [queries, keys]."""
     lags = torch.arange(call.keys.features.shape[2], device=call.q.device)
     lags = lags - torch.arange(call.q.shape[2], device=call.q.device)[:, None]
@@ -154,12 +154,12 @@ def dense(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
     return numerator / denominator.masked_fill(denominator == 0.0, 1.0)
 
 
-def recurrent(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
+def recurrent(call: LinearCall) -> Float[Tensor, "batch heads queries value_dim"]:
     """Token by token, from one state to the next."""
     return advance(call, empty(call.keys), max(0, -call.bias.first - 1), 1)[0]
 
 
-def chunked(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
+def chunked(call: LinearCall) -> Float[Tensor, "batch heads queries value_dim"]:
     """Sums over the keys; where weights depend on the lag, the pairs of near chunks and sums over the chunks beyond."""
     if call.bias.constant and not call.causal:
         return whole(call)
@@ -226,7 +226,7 @@ class Far(NamedTuple):
     logs: Tensor  # [batch or 1, heads or 1, chunks, size]
 
 
-def parts(call: Call, keys: Keys, chunks: int) -> tuple[list[Near], list[Far]]:
+def parts(call: LinearCall, keys: Keys, chunks: int) -> tuple[list[Near], list[Far]]:
     """Divides the keys of each chunk of queries: near chunks, beyond which all lags are in the table's tails, and the rest."""
     bias, log_weight = call.bias, keys.weights()
     key_chunks, size = log_weight.shape[2:]
@@ -252,14 +252,14 @@ def parts(call: Call, keys: Keys, chunks: int) -> tuple[list[Near], list[Far]]:
     return near, far
 
 
-def pair_logs(call: Call, keys: Keys, part: Near) -> Float[Tensor, "batch heads chunks size size"]:
+def pair_logs(call: LinearCall, keys: Keys, part: Near) -> Float[Tensor, "batch heads chunks size size"]:
     """Returns the logarithms of the weights of pairs, one batch or head for all where they do not differ."""
     here, there, lags = part
     logs = call.bias.at(lags)[:, None] + keys.weights()[:, :, there, None, :]
     return logs.masked_fill(lags > 0, -torch.inf) if call.causal and here == there else logs
 
 
-def fft(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
+def fft(call: LinearCall) -> Float[Tensor, "batch heads queries value_dim"]:
     """Products with Toeplitz matrices by Fourier transforms, for any table. Luo et al. (2021).
 
     The transforms round relative to the largest numbers of a head, not of a row: rows with far smaller weights are less exact.
@@ -300,7 +300,7 @@ def fft(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
     return ratio(numerator.masked_fill(~seen, 0.0), denominator.masked_fill(~seen, 0.0))
 
 
-def whole(call: Call) -> Float[Tensor, "batch heads queries value_dim"]:
+def whole(call: LinearCall) -> Float[Tensor, "batch heads queries value_dim"]:
     """Every query sees all keys alike: two sums over the keys."""
     keys = call.keys
     if keys.log_weight is None:
@@ -318,7 +318,7 @@ def empty(keys: Keys, seed: Tensor | None = None, origin: Origin | None = None) 
     return State(kv, kv.new_zeros(kv.shape[:3]), top, keys.between(0, 0), 0, seed, origin)
 
 
-def advance(call: Call, state: State, keep: int, size: int) -> tuple[Float[Tensor, "batch heads queries value_dim"], State]:
+def advance(call: LinearCall, state: State, keep: int, size: int) -> tuple[Float[Tensor, "batch heads queries value_dim"], State]:
     """Returns the output of the tokens that follow a state, `size` at a time, and the state after them."""
     outs = []
     for piece in call.pieces(size):
@@ -327,7 +327,7 @@ def advance(call: Call, state: State, keep: int, size: int) -> tuple[Float[Tenso
     return torch.cat(outs, dim=2), state
 
 
-def follow(call: Call, state: State, keep: int) -> tuple[Float[Tensor, "batch heads queries value_dim"], State]:
+def follow(call: LinearCall, state: State, keep: int) -> tuple[Float[Tensor, "batch heads queries value_dim"], State]:
     """Returns the output of the tokens that follow a state, all their pairs written out, and the state after them."""
     known = state.recent.features.shape[2]
     keys = state.recent.then(call.keys)

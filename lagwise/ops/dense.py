@@ -8,64 +8,60 @@ import torch
 from torch import Tensor
 
 from lagwise import noise
+from lagwise.call import Call
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.terms import Terms
 
 
-def dense(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *,
-    scale: float, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor,
-    key_mask: Tensor | None, cu_seqlens: Tensor | None, dropout: float, seed: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def dense(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the output, [batch, heads, queries, value_dim], and the log-sum-exp of the logits, [batch, heads, queries].
 
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i
         out(i)      = sum_j softmax_j(logit(i, j)) * (v_j + value(n))
 
-    A row whose visible logits are all minus infinity, or that sees no key, gives zeros and minus infinity. Keys that `key_mask`
-    hides may hold anything, also NaN. Tables are gathered in float32 at least, so that their gradients are summed in it.
+    A row whose visible logits are all minus infinity, or that sees no key, gives zeros and minus infinity. Hidden keys may hold
+    anything, also NaN. Tables are gathered in float32 at least, so that their gradients are summed in it.
     """
     terms = terms.to(torch.promote_types(q.dtype, torch.float32))
-    if key_mask is not None:
-        k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
-    lags, visible = geometry(q, k, causal, window, query_start, key_mask, cu_seqlens)
-    logit = logits(q, k, terms, lags, scale, positions(q, k, query_start, cu_seqlens))
-    return attend(logit, v, terms, lags, visible, dropout, seed)
+    call = call.with_key_mask(k.shape[2])
+    if call.key_mask is not None:
+        hidden = ~call.key_mask[:, None, :, None]
+        k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    lags, visible = geometry(q, k, call)
+    logit = logits(q, k, terms, lags, call.scale, positions(q, k, call))
+    return attend(logit, v, terms, lags, visible, call)
 
 
-def geometry(
-    q: Tensor, k: Tensor, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor,
-    key_mask: Tensor | None, cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def geometry(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the lag of each pair, [batch or 1, queries, keys], and whether the query may see the key, broadcastable to it."""
     i = torch.arange(q.shape[2], device=q.device)
     j = torch.arange(k.shape[2], device=q.device)
-    start = torch.as_tensor(query_start, device=q.device).view(-1, 1, 1)
+    start = torch.as_tensor(call.query_start, device=q.device).view(-1, 1, 1)
     lags = j - (start + i[:, None])
     visible = torch.ones_like(lags, dtype=torch.bool)
-    if causal:
+    if call.causal:
         visible = visible & (lags <= 0)
-    if window is not None:
-        visible = visible & (lags >= -window[0]) & (lags <= window[1])
-    if key_mask is not None:
-        visible = visible & key_mask[:, None, :]
-    if cu_seqlens is not None:
-        sequence = torch.searchsorted(cu_seqlens, i, right=True)
+    if call.window is not None:
+        visible = visible & (lags >= -call.window[0]) & (lags <= call.window[1])
+    if call.key_mask is not None:
+        visible = visible & call.key_mask[:, None, :]
+    if call.cu_seqlens is not None:
+        sequence = torch.searchsorted(call.cu_seqlens, i, right=True)
         visible = visible & (sequence[:, None] == sequence)
     return lags, visible
 
 
-def positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def positions(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the absolute positions of queries and keys; in packed sequences they restart."""
     j = torch.arange(k.shape[2], device=q.device)
-    if cu_seqlens is not None:
-        starts = cu_seqlens[torch.searchsorted(cu_seqlens, j, right=True) - 1]
+    if call.cu_seqlens is not None:
+        starts = call.cu_seqlens[torch.searchsorted(call.cu_seqlens, j, right=True) - 1]
         return j - starts, j - starts
     i = torch.arange(q.shape[2], device=q.device)
-    if isinstance(query_start, Tensor) and query_start.ndim == 1:
-        return query_start[:, None] + i, j
-    return query_start + i, j
+    if isinstance(call.query_start, Tensor) and call.query_start.ndim == 1:
+        return call.query_start[:, None] + i, j
+    return call.query_start + i, j
 
 
 def logits(q: Tensor, k: Tensor, terms: Terms, lags: Tensor, scale: float, position: tuple[Tensor, Tensor]) -> Tensor:
@@ -95,9 +91,7 @@ def gathered(table: LagTable, lags: Tensor, like: Tensor) -> Tensor:
     return table.at(lags).transpose(0, 1).to(like.dtype)
 
 
-def attend(
-    logit: Tensor, v: Tensor, terms: Terms, lags: Tensor, visible: Tensor, dropout: float, seed: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def attend(logit: Tensor, v: Tensor, terms: Terms, lags: Tensor, visible: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the output and the log-sum-exp for given logits."""
     heads = logit.shape[1]
     logit = logit.masked_fill(~visible[:, None], -torch.inf)
@@ -106,10 +100,11 @@ def attend(
     logit = logit.masked_fill(empty, 0.0)
     lse = torch.logsumexp(logit, dim=-1).masked_fill(empty.squeeze(-1), -torch.inf)
     probability = torch.softmax(logit, dim=-1).masked_fill(empty, 0.0)
-    if dropout > 0.0:
-        assert seed is not None
+    if call.dropout > 0.0:
+        assert call.seed is not None
         counters = torch.meshgrid(*(torch.arange(size, device=v.device) for size in logit.shape), indexing="ij")
-        probability = probability * noise.keep(dropout, seed, Stream.ATTENTION_DROPOUT, *counters) / (1.0 - dropout)
+        keep = noise.keep(call.dropout, call.seed, Stream.ATTENTION_DROPOUT, *counters)
+        probability = probability * keep / (1.0 - call.dropout)
     out = probability @ per_query_head(v, heads)
     if terms.value is not None:
         out = out + (probability[..., None] * gathered(terms.value, lags, v)).sum(-2)

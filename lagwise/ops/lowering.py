@@ -1,6 +1,6 @@
-"""The one step from `Terms` and the options of a call to what the fast implementations read."""
+"""The one step from `Terms` and a `Call` to what the fast implementations read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -8,16 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.lags import LagTable, visible_lags
+from lagwise.call import Call
+from lagwise.lags import LagTable
 from lagwise.terms import TABLES, Terms
 
 
 class Lowered(NamedTuple):
-    """A call as flat tensors and numbers, in the order of the registered operators' arguments.
+    """A call as tensors and numbers: what is multiplied, the tables, and the options.
 
     `q` and `k` are the operands of the content product, after the transform; `raw_q` and `raw_k` are what `query` and `key` read
     and are None where that is `q` and `k` themselves. `firsts` holds the first lags of `bias`, `gain`, `query`, `key` and
-    `value`. A `query_start` per row is in `starts`, otherwise in `query_start`.
+    `value`. Of the options, lengths are in the mask of keys.
     """
 
     q: Tensor  # [batch, heads, queries, content_dim]
@@ -32,35 +33,60 @@ class Lowered(NamedTuple):
     key: Tensor | None  # [heads or 1, lags, head_dim]
     value: Tensor | None  # [heads or 1, lags, value_dim]
     firsts: list[int]
-    key_mask: Tensor | None  # [batch, keys], true = may be attended
-    cu_seqlens: Tensor | None  # [sequences + 1]
-    starts: Tensor | None  # [batch]
-    query_start: int
-    causal: bool
-    window: list[int] | None
-    scale: float
-    dropout: float
-    seed: Tensor | None
+    call: Call
+
+    @property
+    def starts(self) -> Tensor | None:
+        """The position of the first query of each row, [batch], where it is not one number for all."""
+        return self.call.query_start if isinstance(self.call.query_start, Tensor) else None
+
+    @property
+    def query_start(self) -> int:
+        """The position of the first query, 0 where it is one per row."""
+        return 0 if isinstance(self.call.query_start, Tensor) else self.call.query_start
 
 
 DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "slopes", "gain", "query", "key", "value")
 """The fields of `Lowered` that gradients flow to, in order; they come first."""
 
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? slopes, Tensor? gain, Tensor? query, "
+    "Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
+    "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed"
+)
+"""What `flat` returns, in the words of an operator's schema."""
 
-def lower(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, *,
-    scale: float, causal: bool, window: tuple[int, int] | None, query_start: int | Tensor,
-    key_mask: Tensor | None, cu_seqlens: Tensor | None, dropout: float, seed: Tensor | None,
-) -> Lowered:  # fmt: skip
+
+def flat(lowered: Lowered) -> tuple[Any, ...]:
+    """Returns a call as an operator takes it."""
+    call = lowered.call
+    window = None if call.window is None else list(call.window)
+    options = (call.key_mask, call.cu_seqlens, lowered.starts, lowered.query_start, call.causal, window, call.scale, call.dropout)
+    return (*lowered[:-1], *options, call.seed)
+
+
+def unflattened(arguments: Sequence[Any]) -> Lowered:
+    """Returns the call that an operator was given."""
+    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed = arguments[12:]
+    call = Call(
+        causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
+        query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed,
+    )  # fmt: skip
+    return Lowered._make((*arguments[:12], call))
+
+
+def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
     """Applies the transform and flattens the tables."""
     raw_q = raw_k = None
     if terms.transform is not None:
         raw_q = q if terms.query is not None else None
         raw_k = k if terms.key is not None else None
-        q, k = terms.content(q, k, *token_positions(q, k, query_start, cu_seqlens))
+        q, k = terms.content(q, k, *token_positions(q, k, call))
     tables = terms.tables()
     slopes = terms.bias.slopes if terms.bias is not None else None
-    per_row = isinstance(query_start, Tensor)
+    call = call.with_key_mask(k.shape[2])
+    if isinstance(call.query_start, Tensor):
+        call = replace(call, query_start=call.query_start.expand(q.shape[0]).clone())
     return Lowered(
         q, k, v, raw_q, raw_k,
         bias=tables["bias"].values if "bias" in tables else None,
@@ -70,17 +96,13 @@ def lower(
         key=tables["key"].values if "key" in tables else None,
         value=tables["value"].values if "value" in tables else None,
         firsts=[tables[name].first if name in tables else 0 for name in TABLES],
-        key_mask=key_mask, cu_seqlens=cu_seqlens,
-        starts=query_start.expand(q.shape[0]).clone() if per_row else None,
-        query_start=0 if per_row else query_start,
-        causal=causal, window=None if window is None else list(window),
-        scale=scale, dropout=dropout, seed=seed,
+        call=call,
     )  # fmt: skip
 
 
-def contiguous_gradients(call: Lowered) -> list[Tensor]:
+def contiguous_gradients(lowered: Lowered) -> list[Tensor]:
     """Returns empty gradients of the fields that a call has, in the order of DIFFERENTIABLE."""
-    return [x.new_empty(x.shape) for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]
+    return [x.new_empty(x.shape) for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None]
 
 
 def is_by_token(x: Tensor) -> bool:
@@ -94,18 +116,18 @@ def empty_laid_out(by_token: bool, x: Tensor, *shape: int) -> Tensor:
     return x.new_empty(batch, time, heads, dim).transpose(1, 2) if by_token else x.new_empty(shape)
 
 
-def token_positions(q: Tensor, k: Tensor, query_start: int | Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+def token_positions(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the positions that a transform sees: those of the queries, then those of the keys, as one where they are equal."""
-    keys = torch.arange(k.shape[2], device=k.device)
-    if cu_seqlens is None and not isinstance(query_start, Tensor) and query_start == 0 and q.shape[2] == k.shape[2]:
+    keys, start = torch.arange(k.shape[2], device=k.device), call.query_start
+    if call.cu_seqlens is not None:
+        sequence = torch.searchsorted(call.cu_seqlens, keys, right=True) - 1
+        return keys - call.cu_seqlens[sequence], keys - call.cu_seqlens[sequence]
+    if not isinstance(start, Tensor) and start == 0 and q.shape[2] == k.shape[2]:
         return keys, keys
     rows = torch.arange(q.shape[2], device=q.device)
-    if cu_seqlens is not None:
-        sequence = torch.searchsorted(cu_seqlens, keys, right=True) - 1
-        return keys - cu_seqlens[sequence], keys - cu_seqlens[sequence]
-    if isinstance(query_start, Tensor) and query_start.ndim == 1:
-        return query_start[:, None] + rows, keys
-    return query_start + rows, keys
+    if isinstance(start, Tensor) and start.ndim == 1:
+        return start[:, None] + rows, keys
+    return start + rows, keys
 
 
 @dataclass(frozen=True)
@@ -118,13 +140,9 @@ class Part:
     raw_q: Tensor
     raw_k: Tensor
     tables: Terms
-    key_mask: Tensor | None
-    query_start: int
+    call: Call  # of this part alone, with its position of the first query
     first: int  # the first and the last lag that may be seen
     last: int
-    scale: float
-    dropout: float
-    seed: Tensor | None
     origin: tuple[int, int, int]  # where batch, queries and keys start in the whole call; dropout counts from there
 
     @property
@@ -132,54 +150,58 @@ class Part:
         """The type in which sums are taken."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
+    @property
+    def query_start(self) -> int:
+        """The position of the first query."""
+        assert not isinstance(self.call.query_start, Tensor)
+        return self.call.query_start
 
-def tables_of(call: Lowered) -> Terms:
+
+def tables_of(lowered: Lowered) -> Terms:
     """Returns the tables of a call as terms without a transform; one with slopes in the type of the sums, in which it is one."""
     tables: dict[str, Any] = {
         name: LagTable(values, first)
-        for name, first in zip(TABLES, call.firsts, strict=True)
-        if (values := getattr(call, name)) is not None
+        for name, first in zip(TABLES, lowered.firsts, strict=True)
+        if (values := getattr(lowered, name)) is not None
     }
-    if call.slopes is not None:
-        bias = replace(tables["bias"], slopes=(call.slopes[0], call.slopes[1]))
-        tables["bias"] = bias.to(torch.promote_types(call.q.dtype, torch.float32))
+    if lowered.slopes is not None:
+        bias = replace(tables["bias"], slopes=(lowered.slopes[0], lowered.slopes[1]))
+        tables["bias"] = bias.to(torch.promote_types(lowered.q.dtype, torch.float32))
     return Terms(**tables)
 
 
-def parts_of(call: Lowered) -> Iterator[tuple[slice, slice, Part]]:
+def parts_of(lowered: Lowered) -> Iterator[tuple[slice, slice, Part]]:
     """Yields the parts of a call with their slice of the batch and of time: one, or one per packed sequence or row of `starts`.
 
     Packed sequences and rows are read on the host, which on a GPU waits for the device.
     """
-    window = None if call.window is None else (call.window[0], call.window[1])
-    everything = slice(None)
+    everything, tables = slice(None), tables_of(lowered)
 
     def part(batch: slice, time: slice, query_start: int) -> Part:
         def cut(x: Tensor) -> Tensor:
             return x if batch == time == everything else x[batch, :, time]
 
-        q, k = cut(call.q), cut(call.k)
-        first, last = visible_lags(q.shape[2], k.shape[2], query_start=query_start, causal=call.causal, window=window)
+        mask = lowered.call.key_mask
+        call = replace(lowered.call, query_start=query_start, cu_seqlens=None, key_mask=None if mask is None else mask[batch])
+        q, k = cut(lowered.q), cut(lowered.k)
+        first, last = call.visible_lags(q.shape[2], k.shape[2])
         return Part(
-            q, k, cut(call.v),
-            q if call.raw_q is None else cut(call.raw_q), k if call.raw_k is None else cut(call.raw_k),
-            tables=tables_of(call),
-            key_mask=None if call.key_mask is None else call.key_mask[batch],
-            query_start=query_start, first=first, last=last,
-            scale=call.scale, dropout=call.dropout, seed=call.seed,
+            q, k, cut(lowered.v),
+            q if lowered.raw_q is None else cut(lowered.raw_q), k if lowered.raw_k is None else cut(lowered.raw_k),
+            tables=tables, call=call, first=first, last=last,
             origin=(batch.start or 0, time.start or 0, time.start or 0),
         )  # fmt: skip
 
-    if call.cu_seqlens is not None:
-        ends = call.cu_seqlens.tolist()
+    if lowered.call.cu_seqlens is not None:
+        ends = lowered.call.cu_seqlens.tolist()
         for start, stop in pairwise(ends):
             if stop > start:
                 yield everything, slice(start, stop), part(everything, slice(start, stop), 0)
-    elif call.starts is not None:
-        for row, start in enumerate(call.starts.tolist()):
+    elif lowered.starts is not None:
+        for row, start in enumerate(lowered.starts.tolist()):
             yield slice(row, row + 1), everything, part(slice(row, row + 1), everything, start)
     else:
-        yield everything, everything, part(everything, everything, call.query_start)
+        yield everything, everything, part(everything, everything, lowered.query_start)
 
 
 @dataclass
@@ -194,17 +216,17 @@ class Gradients:
     tables: Terms
 
     @classmethod
-    def zeros(cls, call: Lowered) -> "Gradients":
-        compute = torch.promote_types(call.q.dtype, torch.float32)
+    def zeros(cls, lowered: Lowered) -> "Gradients":
+        compute = torch.promote_types(lowered.q.dtype, torch.float32)
 
         def like(x: Tensor) -> Tensor:
             return torch.zeros(x.shape, dtype=compute, device=x.device)
 
-        q, k = like(call.q), like(call.k)
-        tables: dict[str, Any] = {name: table.zeros(compute) for name, table in tables_of(call).tables().items()}
+        q, k = like(lowered.q), like(lowered.k)
+        tables: dict[str, Any] = {name: table.zeros(compute) for name, table in tables_of(lowered).tables().items()}
         return cls(
-            q, k, like(call.v),
-            q if call.raw_q is None else like(call.raw_q), k if call.raw_k is None else like(call.raw_k),
+            q, k, like(lowered.v),
+            q if lowered.raw_q is None else like(lowered.raw_q), k if lowered.raw_k is None else like(lowered.raw_k),
             Terms(**tables),
         )  # fmt: skip
 
@@ -215,13 +237,13 @@ class Gradients:
             raw_q=self.raw_q[batch, :, time], raw_k=self.raw_k[batch, :, time],
         )  # fmt: skip
 
-    def flat(self, call: Lowered) -> list[Tensor]:
+    def flat(self, lowered: Lowered) -> list[Tensor]:
         """Returns the gradients of the fields that the call has, in the order of DIFFERENTIABLE and in their types."""
         tables = self.tables.tables()
         found: dict[str, Tensor] = {
             "q": self.q, "k": self.k, "v": self.v, "raw_q": self.raw_q, "raw_k": self.raw_k,
             **{name: table.values for name, table in tables.items()},
         }  # fmt: skip
-        if call.slopes is not None and tables["bias"].slopes is not None:
+        if lowered.slopes is not None and tables["bias"].slopes is not None:
             found["slopes"] = torch.stack(tables["bias"].slopes)
-        return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(call, name)) is not None]
+        return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None]

@@ -1,20 +1,21 @@
 """Rotation of channel pairs as one operator, whose derivative is the rotation back."""
 
-from importlib import import_module
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lagwise.ops.register import torch_transforms, transforms_are_active
+from lagwise.ops.register import Operator, torch_transforms
 from lagwise.ops.support import HAS_TRITON
 
-torch.library.define("lagwise::turn", "(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor")
 
-
-@torch.library.impl("lagwise::turn", "CompositeExplicitAutograd")
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def compute(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
+    """Returns the rotation, by a kernel where there is one."""
     if x.is_cuda and HAS_TRITON and x.dtype != torch.float64:
-        return import_module("lagwise.ops.kernels.rotation").turn(x, cos, sin, interleaved)
+        from lagwise.ops.kernels.rotation import turn
+
+        return [turn(x, cos, sin, interleaved)]
     axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
     out = torch.empty_like(x)
     even, odd = x.unflatten(-1, sizes).unbind(axis)
@@ -22,34 +23,20 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     # Factors of float32 or more: sums are in their type, and are rounded once.
     first.copy_((even * cos).addcmul_(odd, sin, value=-1.0))
     second.copy_((even * sin).addcmul_(odd, cos))
-    return out
+    return [out]
 
 
-@torch.library.register_fake("lagwise::turn")
-def _fake(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return torch.empty_like(x)
+def derivative(arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns the gradient of x, the rotation back."""
+    _, cos, sin, interleaved = arguments
+    (dout,) = gradients
+    return [None if dout is None else turn(dout, cos, -sin, interleaved=interleaved)]
 
 
-class _Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.lagwise.turn(x, cos, sin, interleaved)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, cos, sin, ctx.interleaved = inputs
-        ctx.save_for_backward(cos, sin)
-
-    @staticmethod
-    def backward(ctx, dout: Tensor):
-        cos, sin = ctx.saved_tensors
-        return turn(dout, cos, -sin, interleaved=ctx.interleaved), None, None, None
-
-
-@torch.library.impl("lagwise::turn", "Autograd")
-def _autograd(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return _Turned.apply(x, cos, sin, interleaved)
+TURN = Operator(
+    "turn", "Tensor x, Tensor cos, Tensor sin, bool interleaved",
+    compute=compute, outputs=lambda x, *others: [torch.empty_like(x)], derivative=derivative,
+)  # fmt: skip
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
@@ -65,7 +52,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """
     if torch_transforms():
         return turned(x, cos, sin, interleaved)
-    return (_Turned.apply if transforms_are_active() else torch.ops.lagwise.turn)(x, cos, sin, interleaved)
+    return TURN(x, cos, sin, interleaved)[0]
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -6,7 +6,7 @@ HAS_TRITON = find_spec("triton") is not None
 
 IMPLEMENTATIONS = ("dense", "blockwise", "split", "triton")
 
-FEATURES: dict[str, str] = {
+REQUESTS: dict[str, str] = {
     "bias": "a `bias` table with constant tails",
     "slopes": "a `bias` table with sloped tails",
     "gain": "a `gain` table with one channel",
@@ -73,7 +73,7 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
 
 def refusal(impl: str, asked: set[str]) -> str | None:
     """Returns why an implementation cannot do what is asked, or None."""
-    return next((reason for features, reason in REFUSALS[impl] if features <= asked), None)
+    return next((reason for requests, reason in REFUSALS[impl] if requests <= asked), None)
 
 
 def no_second_derivative(impl: str) -> str:
@@ -86,16 +86,16 @@ def table() -> str:
     lines = [
         "# What runs where",
         "",
-        "Made from `lagwise/impl/support.py`; the test suite runs every row and says how to make this page anew.",
+        "Made from `lagwise/ops/support.py`; the test suite runs every row and says how to make this page anew.",
         '`impl="auto"` takes an implementation that can do the job; a named one that cannot raises a `ValueError` and says why.',
         "",
         "| a call with | " + " | ".join(f"`{impl}`" for impl in IMPLEMENTATIONS) + " |",
         "| --- |" + " --- |" * len(IMPLEMENTATIONS),
     ]
-    for feature, words in FEATURES.items():
-        cells = ["no" if refusal(impl, {feature}) else "yes" for impl in IMPLEMENTATIONS]
+    for request, words in REQUESTS.items():
+        cells = ["no" if refusal(impl, {request}) else "yes" for impl in IMPLEMENTATIONS]
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
     lines += ["", "## Why not", ""]
     for impl in IMPLEMENTATIONS:
-        lines += [f"- `{impl}`, {' with '.join(sorted(features))}: {reason}." for features, reason in REFUSALS[impl]]
+        lines += [f"- `{impl}`, {' with '.join(sorted(requests))}: {reason}." for requests, reason in REFUSALS[impl]]
     return "\n".join(lines)

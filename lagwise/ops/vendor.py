@@ -1,54 +1,19 @@
 """Plain attention on the vendor's kernels, with the log-sum-exp that they return: the far field of a clipped encoding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lagwise.ops import support
-from lagwise.ops.register import once
+from lagwise.ops.register import Refused
 
 aten = torch.ops.aten
 
 # The fewest rows and keys of a piece that cuDNN is given.
 CUDNN_LEAST = 64
-
-
-class Piece(NamedTuple):
-    """A rectangle of queries and keys in which all pairs are seen, or with `causal` those of a square's lower triangle."""
-
-    rows: slice
-    keys: slice
-    causal: bool
-
-
-def pieces(queries: int, keys: int, limit: int) -> Iterator[Piece]:
-    """Cuts the region `key - row <= limit` into rectangles and one square triangle, none of which has an empty row.
-
-        limit 2, row 0      # # \\ . . .          limit -1, row 0     . . . .      no piece
-                 row 1      # # \\ \\ . .                    row 1     \\ . . .
-                 row 2      # # \\ \\ \\ .                    row 2     \\ \\ . .
-                 row 3      # # \\ \\ \\ \\
-                 row 4      = = = = = =
-
-    `#` is a rectangle beside the triangle `\\`, and `=` are rows that see every key.
-    """
-    start = min(max(0, -limit), queries)
-    full = min(max(keys - limit, start), queries)
-    beside = start + limit
-    if full > start:
-        if beside > 0:
-            yield Piece(slice(start, full), slice(0, beside), causal=False)
-        yield Piece(slice(start, full), slice(beside, beside + full - start), causal=True)
-    if queries > full:
-        yield Piece(slice(full, queries), slice(0, keys), causal=False)
-
-
-def extent(queries: int, keys: int, limit: int) -> tuple[int, int]:
-    """Returns how many rows the region `key - row <= limit` has, the last ones, and how many keys, the first ones."""
-    return max(0, min(queries, queries + limit)), max(0, min(keys, queries + limit))
 
 
 def backend(q: Tensor, k: Tensor) -> str:
@@ -118,7 +83,7 @@ def refuse_second_derivative(gradients: Sequence[Tensor | None], _: Sequence[Ten
     if not torch.is_grad_enabled():
         return None
     refusal = support.no_second_derivative("split")
-    return tuple(None if x is None else once(refusal, lambda x: [x.view_as(x)], x)[0] for x in gradients)
+    return tuple(None if x is None else Refused.apply(x, refusal) for x in gradients)
 
 
 def attend_backward(

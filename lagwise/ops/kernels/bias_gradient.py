@@ -17,15 +17,27 @@ partial sums, and a second kernel adds them up: no atomics, the same bits each t
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from lagwise.ops.kernels.forward import NUMBERS, content_product, end_queries, load_statistics, tile_gradient, tile_logits
+from lagwise.lags import LagTable
+from lagwise.ops.kernels.logits import NUMBERS, content_product, end_queries, load_statistics, tile_gradient, tile_logits
+from lagwise.ops.kernels.plan import Plan, blocks
+from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import NEAR, dropout_state, load_keys, load_rows, product
+from lagwise.terms import Terms
+
+# Programs of the diagonal sums, enough to fill a GPU, and how many of their sums and columns a program adds up at a time.
+DIAGONAL_PROGRAMS = 2048
+PARTS, COLUMNS = 32, 32
 
 
 @triton.jit
-def diagonal_sums(x, SIZE: tl.constexpr):
+def sums_of_diagonals(x, SIZE: tl.constexpr):
     """Returns the sums of a square tile along its 2 SIZE - 1 diagonals, lower left first, and a zero."""
     row = tl.arange(0, SIZE)[:, None]
     column = row + tl.arange(0, 2 * SIZE)[None, :] - (SIZE - 1)
@@ -101,9 +113,9 @@ def scalar_gradient_kernel(
     entry = part.to(tl.int64) * 2 * SIZE
     lags = tl.arange(0, 2 * SIZE)
     if BIAS:
-        tl.store(DBias + entry + lags, diagonal_sums(dbias, SIZE))
+        tl.store(DBias + entry + lags, sums_of_diagonals(dbias, SIZE))
     if GAIN:
-        tl.store(DGain + entry + lags, diagonal_sums(dgain, SIZE) * scale)
+        tl.store(DGain + entry + lags, sums_of_diagonals(dgain, SIZE) * scale)
 
 
 @triton.jit
@@ -179,3 +191,55 @@ def fold_kernel(
     if SLOPES:
         tl.store(Dslopes + owner, past_slope, mask=block == 0)
         tl.store(Dslopes + tl.num_programs(0) // count + owner, future_slope, mask=block == count - 1)
+
+
+class DiagonalSums(NamedTuple):
+    """Partial sums of the gradients of bias and of a gain of scalars, [batch, heads, chunks, diagonals, 2 size] each."""
+
+    size: int
+    chunks: int
+    diagonals: int
+    sums: dict[str, Tensor]
+
+
+def diagonal_sums(plan: Plan, given: dict[str, Any]) -> DiagonalSums:
+    """Computes the gradients of tables of scalars in the band, spread over the programs."""
+    size, _, warps, stages = plan.tile("scalar")
+    diagonals = blocks(plan.high - plan.low + size, size)
+    chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
+    shape = (plan.batch, plan.heads, chunks, diagonals, 2 * size)
+    wanted = [name for name in ("bias", "gain") if plan.arguments[name.upper()]]
+    sums = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
+    if wanted:
+        more = {**{f"D{name.capitalize()}": x for name, x in sums.items()}, "SIZE": size, "chunks": chunks}
+        grid = (diagonals, chunks, plan.batch * plan.heads)
+        run(scalar_gradient_kernel, grid, {**plan.arguments, **given, **more}, warps, stages)
+    return DiagonalSums(size, chunks, diagonals, sums)
+
+
+def scalar_gradients(plan: Plan, found: DiagonalSums, ends: Tensor, tables: Terms) -> None:
+    """Writes the gradients of bias, slopes and a gain of scalars: in the band from diagonals, beyond it from the rows.
+
+    `ends` is [batch, heads, bias or gain or slope, queries, past or future]; far fields have those of the bias only.
+    """
+    if not found.sums:
+        return
+    beyond = ends.sum((0, 3))
+    for index, name in enumerate(("bias", "gain")):
+        if name not in found.sums:
+            continue
+        table: LagTable = getattr(tables, name)
+        lags = table.values.shape[1]
+        sloped = table.slopes is not None
+        slopes = torch.empty(2, table.heads, dtype=torch.float32, device=plan.q.device) if sloped else beyond
+        given = {
+            "Sums": found.sums[name], "Ends": beyond[:, index] if index < beyond.shape[1] else beyond, "Dtable": table.values,
+            "SlopeEnds": beyond[:, -1], "Dslopes": slopes, "ends_head": beyond.stride(0), "batch": plan.batch,
+            "heads": plan.heads, "chunks": found.chunks, "diagonals": found.diagonals, "low": plan.low, "high": plan.high,
+            "first": table.first, "lags": lags, "SIZE": found.size, "PARTS": PARTS, "COLUMNS": COLUMNS,
+            "SHARED": table.heads == 1, "ENDS": index < beyond.shape[1], "SLOPES": sloped,
+        }  # fmt: skip
+        run(fold_kernel, (blocks(lags, COLUMNS), table.heads), given, warps=4, stages=1)
+        if table.slopes is not None:
+            for slope, gradient in zip(table.slopes, slopes, strict=True):
+                slope.copy_(gradient)

@@ -14,10 +14,22 @@ run are loaded and turned to float32 once, for LENGTH * STEP uses in registers.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from lagwise.ops.kernels.bias_gradient import DIAGONAL_PROGRAMS
+from lagwise.ops.kernels.plan import Plan, blocks
+from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, load_rows, store_rows
+from lagwise.terms import Terms
+
+# Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
+# step, which divides every band, the lags of a program that scores, and the channels of all runs that a warp holds. The
+# interpreter takes time by the operation.
+LENGTH, GAIN_LENGTH, STEP = (4, 8, 8) if DIRECT.value else (2, 2, 4)
+LAGS, WARP_CHANNELS = 64, 256
 
 NUMBERS = ["heads", "group", "queries", "keys", "query_start", "band_first", "band_lags", "chunks", "scale"]
 
@@ -226,3 +238,46 @@ def channel_gain_gradient_kernel(
     channel = tl.arange(0, WIDTH)
     for step in tl.static_range(STEP):
         tl.store(share + step * head_dim + channel, tl.sum(dgain[step], 0) * scale, mask=channel < head_dim)
+
+
+def channel_scores(plan: Plan) -> None:
+    """Adds the content product of a plan's band to its scores, or writes it where there are none."""
+    sizes, rows, warps = runs(plan, loads_gain=True)
+    grid = (blocks(plan.queries, rows), blocks(plan.arguments["band_lags"], LAGS), plan.batch * plan.heads)
+    run(channel_scores_kernel, grid, {**plan.arguments, **sizes}, warps, stages=1)
+
+
+def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
+    """Returns the sizes of the kernels here, the rows of a program, and its warps.
+
+    To fewer warps Triton would hand the gains of a wide head through shared memory.
+    """
+    warps, length = (max(4, plan.arguments["WIDTH"] // 16), LENGTH) if loads_gain else (4, GAIN_LENGTH)
+    count = warps * WARP_CHANNELS // plan.arguments["WIDTH"]
+    return {"RUNS": count, "LENGTH": length, "STEP": STEP, "LAGS": LAGS}, count * length, warps
+
+
+def channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
+    """Adds the shares of a gain per channel to dq and dk, and its gradient in the band."""
+    assert plan.tables.gain is not None and tables.gain is not None
+    sizes, rows, warps = runs(plan, loads_gain=True)
+    pairs = plan.batch * plan.heads
+    given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
+    run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
+    run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
+    sizes, rows, warps = runs(plan, loads_gain=False)
+    steps = given["band_lags"] // STEP
+    chunks = min(blocks(DIAGONAL_PROGRAMS, steps * pairs), blocks(plan.queries, rows))
+    shape = (plan.batch, plan.heads, chunks, given["band_lags"], plan.q.shape[3])
+    shares = torch.empty(shape, dtype=torch.float32, device=plan.q.device)
+    given |= {**sizes, "DChannelGain": shares, "chunks": chunks}
+    run(channel_gain_gradient_kernel, (steps, chunks, pairs), given, warps, stages=1)
+    plan.tables.gain.fold(shares.sum((0, 2)), plan.band_first, tables.gain)
+
+
+def channel_ends(plan: Plan, ends: Tensor, tables: Terms) -> None:
+    """Adds the gradient of a gain per channel beyond the band."""
+    if plan.only is None and tables.gain is not None:
+        past, future = ends[..., : plan.q.shape[3]].sum((0, 2)).unbind(1)
+        for column, gradient in ((0, past), (-1, future)):
+            tables.gain.values[:, column] += gradient.sum(0, keepdim=True) if tables.gain.heads == 1 else gradient

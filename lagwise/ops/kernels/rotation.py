@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lagwise.ops.kernels.launch import blocks, strides
+from lagwise.ops.kernels.plan import blocks, strides
 from lagwise.ops.kernels.run import run
 
 ROWS = 32

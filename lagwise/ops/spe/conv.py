@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, exact_product, near_exact_product, numbers
 from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
-from lagwise.ops.spe.codes import Filters, skewed_sum
+from lagwise.ops.spe.recipes import Filters, skewed_sum
 
 # Numbers of a tile [batch, tokens, realizations] that a program holds in registers.
 HELD = 32768
@@ -233,7 +233,7 @@ def taps_kernel(
         tl.store(DLevel + program + tl.arange(0, 1), tl.sum(total[None, :] * constant, 1))
 
 
-class Plan:
+class ConvPlan:
     """The tiles, grid and arguments of the kernels of queries (side 0) or keys (side 1)."""
 
     def __init__(self, recipe: Filters, side: int, x: Tensor, positions: Tensor):
@@ -295,11 +295,11 @@ class Plan:
 
 def forward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Returns the features of queries and keys, given with their positions."""
-    return [Plan(recipe, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
+    return [ConvPlan(recipe, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
 
 
 def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor]], douts: Sequence[Tensor]) -> list[Tensor]:
     """Returns the gradients of queries, keys and parameters."""
     found = [x.new_zeros(x.shape) for x in recipe.parameters]
-    plans = [Plan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
+    plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
     return [*(plan.gradients(dy, found) for plan, dy in zip(plans, douts, strict=True)), *found]

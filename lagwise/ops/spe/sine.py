@@ -1,4 +1,4 @@
-"""Features by waves: one matrix product over channels and waves, whose left operand is made in the tile.
+"""Features by sines: one matrix product over channels and sines, whose left operand is made in the tile.
 
     y[t, r] = sum_dp x[t, d] sizes_dp (cos phase_dp(t) draws_dp0[r] + sin phase_dp(t) draws_dp1[r]) / sqrt(R)
     phase_dp(t) = 2 pi (turns_dp t + shifts_dp)
@@ -24,7 +24,7 @@ from triton.language.extra import libdevice
 from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers
 from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
-from lagwise.ops.spe.codes import Waves
+from lagwise.ops.spe.recipes import Sines
 
 PI = tl.constexpr(3.141592653589793)
 HALF_TURN = tl.constexpr(3.141592653589793 / 2**31)
@@ -199,10 +199,10 @@ class Prepared(NamedTuple):
     draws: Tensor
 
 
-class Plan:
+class SinePlan:
     """The tiles and arguments of the kernels of queries (side 0) or keys (side 1)."""
 
-    def __init__(self, recipe: Waves, prepared: Prepared, side: int, x: Tensor, positions: Tensor):
+    def __init__(self, recipe: Sines, prepared: Prepared, side: int, x: Tensor, positions: Tensor):
         x = x if x.stride(3) == 1 else x.contiguous()
         self.recipe, self.side, self.x = recipe, side, x
         batch, heads, times, channels = x.shape
@@ -239,7 +239,7 @@ class Plan:
         return dx
 
 
-def prepare(recipe: Waves, x: Tensor) -> Prepared:
+def prepare(recipe: Sines, x: Tensor) -> Prepared:
     """Returns parameters and draws, [heads, channels, rows, realizations] with at least 16 rows, for the kernels."""
     heads, channels, waves = recipe.parameters[0].shape
     rows = max(16, triton.next_power_of_2(2 * waves))
@@ -260,15 +260,15 @@ def prepare(recipe: Waves, x: Tensor) -> Prepared:
     return Prepared(fixed(turns), fixed(shifts), (sizes / largest).float().contiguous(), largest, draws)
 
 
-def forward(recipe: Waves, sides: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def forward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Returns the features of queries and keys, given with their positions."""
     prepared = prepare(recipe, sides[0][0])
-    return [Plan(recipe, prepared, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
+    return [SinePlan(recipe, prepared, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
 
 
-def backward(recipe: Waves, sides: Sequence[tuple[Tensor, Tensor]], douts: Sequence[Tensor]) -> list[Tensor]:
+def backward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor]], douts: Sequence[Tensor]) -> list[Tensor]:
     """Returns the gradients of queries, keys and parameters."""
     prepared = prepare(recipe, sides[0][0])
     found = [x.new_zeros(x.shape) for x in recipe.parameters]
-    plans = [Plan(recipe, prepared, side, x, positions) for side, (x, positions) in enumerate(sides)]
+    plans = [SinePlan(recipe, prepared, side, x, positions) for side, (x, positions) in enumerate(sides)]
     return [*(plan.gradients(dy, found) for plan, dy in zip(plans, douts, strict=True)), *found]

@@ -1,6 +1,6 @@
 """`impl="split"` on a GPU: the band on our kernels, the far fields on the vendor's, merged in one pass over the rows.
 
-docs/mathematics.md derives what each side's tails become; `lagwise.ops.split.eager` says which pairs belong to which side. A far
+docs/mathematics.md derives what each side's tails become; `lagwise.ops.merge` says which pairs belong to which side. A far
 field has the last rows and the first keys of the call, in its own order of time, and its tensors hold these alone.
 """
 
@@ -10,24 +10,19 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import vendor
-from lagwise.ops.kernels import launch
-from lagwise.ops.kernels.launch import (
-    ROWS,
-    FarEnds,
-    Plan,
-    attend,
-    blocks,
-    differentiate,
-    gradients,
-    strides,
-    summed_products,
-    width,
-)
+from lagwise.ops.kernels import passes
+from lagwise.ops.kernels.backward import FarEnds, differentiate
+from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.passes import backward_outputs, gradients
+from lagwise.ops.kernels.plan import ROWS, Plan, blocks, strides, width
 from lagwise.ops.kernels.rows import far_ends_kernel, far_queries_kernel, merge_kernel
 from lagwise.ops.kernels.run import run
+from lagwise.ops.kernels.scores import summed_products
 from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
-from lagwise.ops.split.eager import Side, layout, merge
+from lagwise.ops.merge import Piece, Side, extent, layout, merge, pieces
 from lagwise.terms import Terms
+
+__all__ = ["backward", "backward_outputs", "forward", "outputs"]
 
 SIDES = ("past", "future")
 
@@ -38,32 +33,32 @@ class Field(NamedTuple):
     side: Side
     rows: int
     keys: int
-    pieces: list[vendor.Piece]
+    pieces: list[Piece]
 
 
 def fields_of(part: Part, sides: list[Side]) -> list[Field]:
     queries, keys = part.q.shape[2], part.k.shape[2]
     found = []
     for side in sides:
-        rows, seen = vendor.extent(queries, keys, side.limit)
-        found.append(Field(side, rows, seen, list(vendor.pieces(rows, seen, side.limit + queries - rows))))
+        rows, seen = extent(queries, keys, side.limit)
+        found.append(Field(side, rows, seen, list(pieces(rows, seen, side.limit + queries - rows))))
     return found
 
 
-def forward(call: Lowered) -> list[Tensor]:
+def forward(lowered: Lowered) -> list[Tensor]:
     """Returns output and log-sum-exp, then those of the far fields, without what their tails add."""
-    ((_, _, part),) = parts_of(call)
-    band, sides = layout(call, part)
-    nothing = _results(call, 0)
+    ((_, _, part),) = parts_of(lowered)
+    band, sides = layout(part)
+    nothing = _results(lowered, 0)
     if not sides:
-        return [*launch.forward(call), *nothing, *nothing]
-    out, lse = launch.outputs(call)
+        return [*passes.forward(lowered), *nothing, *nothing]
+    out, lse = passes.outputs(lowered)
     # The far fields come first: while they run, the host prepares the rest.
     fields = fields_of(part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
-    near_out, near_lse = launch.outputs(call)
-    attend(Plan(call, part.tables, only=band), near_out, near_lse)
+    near_out, near_lse = passes.outputs(lowered)
+    attend(Plan(lowered, part.tables, only=band), near_out, near_lse)
     given = {
         **_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse,
         "OUT_BY_TOKEN": is_by_token(out),
@@ -78,10 +73,10 @@ def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
     if len(field.pieces) == 1:
         # It is all of the field.
-        out, lse = vendor.attend(q, k, v, causal=field.pieces[0].causal, scale=part.scale)
+        out, lse = vendor.attend(q, k, v, causal=field.pieces[0].causal, scale=part.call.scale)
         return out.contiguous(), lse.contiguous()
     found = [
-        vendor.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.scale)
+        vendor.attend(q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.call.scale)
         for piece in field.pieces
     ]
     # Several pieces may hold the same rows; they are merged in float32 and rounded once.
@@ -119,7 +114,7 @@ def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict
     v, tables = part.v, part.tables
     q = part.raw_q if part.raw_q.stride(3) == 1 else part.raw_q.contiguous()
     given: dict[str, Any] = {
-        "RawQ": q, **strides("raw_q", q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.scale,
+        "RawQ": q, **strides("raw_q", q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.call.scale,
         "head_dim": q.shape[3], "value_dim": v.shape[3], "WIDTH": width(q.shape[3]),
         "VALUE_WIDTH": width(v.shape[3]), "ROWS": ROWS, "SIDES": len(fields),
         "PastOut": saved[0], "PastLse": saved[1], "FutureOut": saved[2], "FutureLse": saved[3],
@@ -145,13 +140,13 @@ def _ends(word: str, pointer: str, part: Part, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
+def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has."""
     out, lse, *rest = saved
-    ((_, _, part),) = parts_of(call)
-    band, sides = layout(call, part)
+    ((_, _, part),) = parts_of(lowered)
+    band, sides = layout(part)
     if not sides:
-        return launch.backward(call, [out, lse], dout, dlse)
+        return passes.backward(lowered, [out, lse], dout, dlse)
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
     fields = fields_of(part, sides)
     shape = lse.shape
@@ -169,12 +164,12 @@ def backward(call: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | No
     }  # fmt: skip
     run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
-    plan = Plan(call, part.tables, only=band)
+    plan = Plan(lowered, part.tables, only=band)
     plan.arguments |= _far_gradients(part, found)
     known, tables = differentiate(plan, dout, lse, delta, ends)
     for field, (dq, _, _) in zip(fields, found, strict=True):
         _tail_gradients(part, field, dq, tables)
-    return gradients(call, known, tables)
+    return gradients(lowered, known, tables)
 
 
 def _field_backward(
@@ -190,11 +185,11 @@ def _field_backward(
         out = (out.float() - value).to(out.dtype)
     dlse = None if dlse is None else side.last(dlse, field.rows)
     if len(field.pieces) == 1:
-        return vendor.attend_backward(dout, q, k, v, out, lse, dlse, causal=field.pieces[0].causal, scale=part.scale)
+        return vendor.attend_backward(dout, q, k, v, out, lse, dlse, causal=field.pieces[0].causal, scale=part.call.scale)
     found = [
         vendor.attend_backward(
             dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, :, rows],
-            None if dlse is None else dlse[:, :, rows], causal=causal, scale=part.scale,
+            None if dlse is None else dlse[:, :, rows], causal=causal, scale=part.call.scale,
         )
         for rows, keys, causal in field.pieces
     ]  # fmt: skip
@@ -228,16 +223,16 @@ def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None
         side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
 
 
-def outputs(call: Lowered) -> list[Tensor]:
+def outputs(lowered: Lowered) -> list[Tensor]:
     """Returns empty tensors like those of `forward`."""
-    ((_, _, part),) = parts_of(call)
-    _, sides = layout(call, part)
+    ((_, _, part),) = parts_of(lowered)
+    _, sides = layout(part)
     queries, keys = part.q.shape[2], part.k.shape[2]
-    rows = [vendor.extent(queries, keys, side.limit)[0] for side in sides]
-    return [*launch.outputs(call), *(x for count in [*rows, 0, 0][:2] for x in _results(call, count))]
+    rows = [extent(queries, keys, side.limit)[0] for side in sides]
+    return [*passes.outputs(lowered), *(x for count in [*rows, 0, 0][:2] for x in _results(lowered, count))]
 
 
-def _results(call: Lowered, rows: int) -> list[Tensor]:
+def _results(lowered: Lowered, rows: int) -> list[Tensor]:
     """Returns an empty output and log-sum-exp for some rows of a far field."""
-    shape = (*call.q.shape[:2], rows)
-    return [call.q.new_empty(*shape, call.v.shape[3]), call.q.new_empty(shape, dtype=torch.float32)]
+    shape = (*lowered.q.shape[:2], rows)
+    return [lowered.q.new_empty(*shape, lowered.v.shape[3]), lowered.q.new_empty(shape, dtype=torch.float32)]

@@ -20,6 +20,7 @@ from torch import Tensor
 from lagwise import noise
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
+from lagwise.ops.grouped import per_key_head, per_query_head
 from lagwise.ops.lowering import Gradients, Part
 from lagwise.terms import Terms
 
@@ -78,9 +79,9 @@ class Tile:
         """Returns the rectangle's rows of k or v, with zeros where there is no key, or one that nobody sees."""
         there, here = self.keys
         found = x[:, :, there].to(self.part.compute)
-        if self.part.key_mask is not None:
+        if self.part.call.key_mask is not None:
             # What is hidden may hold anything, and a weight of zero times NaN is NaN.
-            found = found.masked_fill(~self.part.key_mask[:, None, there, None], 0.0)
+            found = found.masked_fill(~self.part.call.key_mask[:, None, there, None], 0.0)
         width = self.queries + self.lags - 1
         if found.shape[2] == width:
             return found
@@ -96,38 +97,39 @@ class Tile:
     def visible(self) -> Tensor | None:
         """Returns which pairs may be seen, broadcastable to [batch, heads, queries, lags], or None for all."""
         whole = self.keys[1] == slice(0, self.queries + self.lags - 1)
-        if whole and self.part.key_mask is None:
+        if whole and self.part.call.key_mask is None:
             return None
         there, here = self.keys
         mask = torch.zeros(1, self.queries + self.lags - 1, dtype=torch.bool, device=self.part.q.device)
-        if self.part.key_mask is None:
+        if self.part.call.key_mask is None:
             mask[:, here] = True
         else:
-            mask = mask.repeat(self.part.key_mask.shape[0], 1)
-            mask[:, here] = self.part.key_mask[:, there]
+            mask = mask.repeat(self.part.call.key_mask.shape[0], 1)
+            mask[:, here] = self.part.call.key_mask[:, there]
         return mask.unfold(-1, self.lags, 1)[:, None]
 
     def kept(self) -> Tensor | None:
         """Returns the factors of dropout, [batch, heads, queries, lags], or None without dropout."""
-        if self.part.dropout == 0.0:
+        dropout, seed = self.part.call.dropout, self.part.call.seed
+        if dropout == 0.0:
             return None
-        assert self.part.seed is not None
+        assert seed is not None
         device = self.part.q.device
         batch, row, key = self.part.origin
         batches = batch + torch.arange(self.part.q.shape[0], device=device)[:, None, None, None]
         heads = torch.arange(self.part.q.shape[1], device=device)[:, None, None]
         rows = self.row + torch.arange(self.queries, device=device)[:, None]
         keys = self.part.query_start + rows + self.first + torch.arange(self.lags, device=device)
-        mask = noise.keep(self.part.dropout, self.part.seed, Stream.ATTENTION_DROPOUT, batches, heads, row + rows, key + keys)
-        return mask.to(self.part.compute) / (1.0 - self.part.dropout)
+        mask = noise.keep(dropout, seed, Stream.ATTENTION_DROPOUT, batches, heads, row + rows, key + keys)
+        return mask.to(self.part.compute) / (1.0 - dropout)
 
     @cached_property
     def scaled_q(self) -> Tensor:
-        return self.of_queries(self.part.q) * self.part.scale
+        return self.of_queries(self.part.q) * self.part.call.scale
 
     @cached_property
     def scaled_raw_q(self) -> Tensor:
-        return self.of_queries(self.part.raw_q) * self.part.scale
+        return self.of_queries(self.part.raw_q) * self.part.call.scale
 
     @cached_property
     def k(self) -> Tensor:
@@ -203,7 +205,7 @@ class Tile:
         Of all keys times all lags only a diagonal strip is needed; small steps leave out most of the rest.
         """
         assert self.part.tables.key is not None
-        window = self.window(self.part.tables.key) * self.part.scale
+        window = self.window(self.part.tables.key) * self.part.call.scale
         keys = per_query_head(self.raw_k, self.part.q.shape[1])
         # Steps of about the same size: a step of a single lag would cost as much as a whole one.
         steps = max(1, round(self.lags / KEY_STEP)) if window.shape[1] > 1 else 1
@@ -250,7 +252,7 @@ class Tile:
         if tables.query is not None:
             window = self.window(tables.query)
             columns = per_column(dlogits, window)
-            gradients.raw_q[:, :, self.rows] += self.part.scale * (columns @ window)
+            gradients.raw_q[:, :, self.rows] += self.part.call.scale * (columns @ window)
             self._add(scratch, "query", over_batch(columns.mT @ self.scaled_raw_q))
         if tables.key is not None:
             self._key_backward(dlogits, gradients, scratch)
@@ -266,7 +268,7 @@ class Tile:
         for lags, keys, window in self._key_steps():
             columns = per_column(scratch.columns(dlogits[..., lags]), window)
             dk[:, :, lags.start : lags.start + keys.shape[2]] += per_key_head(columns @ window, dk.shape[1])
-            self._add(scratch, "key", self.part.scale * over_batch(columns.mT @ keys), lags.start)
+            self._add(scratch, "key", self.part.call.scale * over_batch(columns.mT @ keys), lags.start)
         gradients.raw_k[:, :, there] += dk[:, :, here]
 
     def _content_backward(self, rectangle: Tensor, gradients: Gradients, scratch: "Scratch") -> None:
@@ -276,7 +278,7 @@ class Tile:
             dlogits = diagonals(rectangle, self.lags)
             self._add(scratch, "gain", (dlogits * self.content).sum((0, 2))[..., None])
             dlogits *= scalars.mT
-        dq = self.part.scale * grouped_sum(rectangle, self.k)
+        dq = self.part.call.scale * grouped_sum(rectangle, self.k)
         gradients.k[:, :, there] += grouped_transpose(rectangle, self.content_q, self.k.shape[1])[:, :, here]
         if constant is not None:
             dgain = (dq * self.of_queries(self.part.q)).sum((0, 2))[:, None]
@@ -290,7 +292,7 @@ class Tile:
         dgain = dlogits.new_zeros(self.part.q.shape[1], *gain.shape[1:])
         for a in range(self.queries):
             dlogit, seen = dlogits[:, :, a, :, None], slice(a, a + self.lags)
-            gradients.q[:, :, self.row + a] += self.part.scale * (dlogit * self._gained_keys(a, gain)).sum(2)
+            gradients.q[:, :, self.row + a] += self.part.call.scale * (dlogit * self._gained_keys(a, gain)).sum(2)
             outer = dlogit * self.scaled_q[:, :, a, None]
             dk[:, :, seen] += per_key_head(outer * gain, self.k.shape[1])
             dgain += over_batch(outer * per_query_head(self.k[:, :, seen], outer.shape[1]))
@@ -352,16 +354,6 @@ def per_column(x: Tensor, window: Tensor) -> Tensor:
 
 def over_batch(x: Tensor) -> Tensor:
     return x[0] if x.shape[0] == 1 else x.sum(0)
-
-
-def per_query_head(x: Tensor, heads: int) -> Tensor:
-    """Repeats grouped heads until each query head has its own."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
-
-
-def per_key_head(x: Tensor, heads: int) -> Tensor:
-    """Sums over the query heads of each group: the transpose of `per_query_head`."""
-    return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
 
 
 def grouped_product(x: Tensor, y: Tensor) -> Tensor:

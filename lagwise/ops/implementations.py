@@ -1,0 +1,57 @@
+"""The fast implementations as operators: each is a module with `forward`, `backward`, and the shapes of what they return."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.lowering import ARGUMENTS, DIFFERENTIABLE, Lowered, flat, unflattened
+from lagwise.ops.register import Operator, refusing
+from lagwise.ops.support import no_second_derivative
+
+
+def register(name: str, module: str) -> Operator:
+    """Returns an implementation as `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...].
+
+    The module is imported when it is first used, because Triton is.
+    """
+
+    def implementation() -> Any:
+        return import_module(module)
+
+    backward = Operator(
+        f"{name}_backward", f"Tensor dout, Tensor? dlse, Tensor[] saved, {ARGUMENTS}",
+        compute=lambda dout, dlse, saved, *arguments: implementation().backward(unflattened(arguments), saved, dout, dlse),
+        outputs=lambda dout, dlse, saved, *arguments: implementation().backward_outputs(unflattened(arguments)),
+        derivative=refusing(no_second_derivative(name)),
+    )  # fmt: skip
+
+    def derivative(arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        dout, dlse = gradients[0], gradients[1]
+        if dout is None:
+            dout = torch.zeros_like(results[0])
+        found = iter(backward(dout, dlse, list(results), *arguments))
+        return [None if x is None else next(found) for x in arguments[: len(DIFFERENTIABLE)]]
+
+    return Operator(
+        name, ARGUMENTS,
+        compute=lambda *arguments: implementation().forward(unflattened(arguments)),
+        outputs=lambda *arguments: implementation().outputs(unflattened(arguments)),
+        derivative=derivative, differentiable=2,
+    )  # fmt: skip
+
+
+OPERATORS = {
+    "blockwise": register("blockwise", "lagwise.ops.blockwise"),
+    "split": register("split", "lagwise.ops.split"),
+    "triton": register("triton", "lagwise.ops.kernels.passes"),
+}
+"""The implementations beside `dense`, which needs no operator."""
+
+
+def compute(impl: str, lowered: Lowered) -> tuple[Tensor, Tensor]:
+    """Returns the output and the log-sum-exp of a call, computed by the named implementation."""
+    out, lse, *_ = OPERATORS[impl](*flat(lowered))
+    return out, lse
