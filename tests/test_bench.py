@@ -379,13 +379,13 @@ def test_goals_of_linear_attention_are_those_of_their_shapes():
     gpu = torch.device("cuda")
     assert [(shape.batch, shape.time) for shape in bench_linear.SHAPES["cuda"]] == [(8, 4096), (4, 16384)]
     for shape in bench_linear.SHAPES["cuda"]:
-        cases = {name: bench_linear.ours(shape, name, gpu) for name in bench_linear.OPTIONS}
+        cases = {name: bench_linear.our_case(shape, name, gpu) for name in bench_linear.OPTIONS}
         goals = {name: (case.goal, case.memory_goal) for name, case in cases.items() if case.goal}
         assert goals == {"sine-spe": (2.0, 1.5), "conv-spe": (4.0, 1.5)}
-        assert bench_linear.ours(replace(shape, causal=True), "sine-spe", gpu).goal is None
-        assert bench_linear.ours(shape.at(64), "sine-spe", gpu).goal is None
+        assert bench_linear.our_case(replace(shape, causal=True), "sine-spe", gpu).goal is None
+        assert bench_linear.our_case(shape.at(64), "sine-spe", gpu).goal is None
     (shape,) = bench_linear.SHAPES["cpu"]
-    assert [bench_linear.ours(shape, name, CPU).goal for name in ("none", "sine-spe", "conv-spe")] == [None, 3.0, 12.0]
+    assert [bench_linear.our_case(shape, name, CPU).goal for name in ("none", "sine-spe", "conv-spe")] == [None, 3.0, 12.0]
 
 
 def test_a_sweep_of_linear_attention_reaches_a_million_tokens():

@@ -42,7 +42,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> P
     final = folder / f"step-{checkpoint.step:08d}"
     for left in folder.glob(".step-*"):
         shutil.rmtree(left)
-    draft = hidden(final)
+    draft = hidden_path(final)
     draft.mkdir(parents=True)
     try:
         with writing(draft):
@@ -57,12 +57,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> P
     earlier = [path for path in steps_in(folder) if path.name <= final.name]
     for old in earlier[:-keep]:
         # Gone at once, so that nobody reads half of it.
-        os.replace(old, hidden(old))
-        shutil.rmtree(hidden(old))
+        os.replace(old, hidden_path(old))
+        shutil.rmtree(hidden_path(old))
     return final
 
 
-def hidden(path: Path) -> Path:
+def hidden_path(path: Path) -> Path:
     """Returns the name that a checkpoint has before it is whole, and when it goes."""
     return path.with_name(f".{path.name}")
 

@@ -73,14 +73,14 @@ def plan(
     if isinstance(encodings, str) and encodings != "all":
         encodings = [encodings]
     names = (
-        usable((config_of(name, numbers[0], {}) for name in ENCODINGS), tell)
+        usable_encodings((config_of(name, numbers[0], {}) for name in ENCODINGS), tell)
         if encodings == "all"
         else dict.fromkeys(map(canonical_name, encodings))
     )
     return [config_of(name, seed, trial) for trial in trials for name in names for seed in numbers]
 
 
-def usable(configs: Iterable[Config], tell: Callable[[str], None]) -> list[str]:
+def usable_encodings(configs: Iterable[Config], tell: Callable[[str], None]) -> list[str]:
     """Returns the encodings of which a model can be made, and tells why of others none can."""
     found = []
     for config in configs:

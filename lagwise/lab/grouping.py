@@ -121,12 +121,12 @@ def best_of(trials: Sequence[Sequence[Run]]) -> Sequence[Run]:
 
     def quality(runs: Sequence[Run]) -> tuple[bool, float]:
         found = (result for run in runs if run.config.seed in common and (result := run.result) is not None)
-        return order(fmean(result["validation"][metric] for result in found), higher_is_better)
+        return best_first(fmean(result["validation"][metric] for result in found), higher_is_better)
 
     return min(trials, key=quality)
 
 
-def order(value: float, higher_is_better: bool) -> tuple[bool, float]:
+def best_first(value: float, higher_is_better: bool) -> tuple[bool, float]:
     """Returns a key that sorts the best value first, and what is no number last."""
     return math.isnan(value), -value if higher_is_better else value
 

@@ -27,7 +27,7 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(f"MODEL_OR_RUN must be a run, or a model with its tokenizer, but {name} has no config.json")
     try:
-        model = load(name)
+        model = load_pretrained(name)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
     except OSError as error:
         raise ValueError(
@@ -65,7 +65,7 @@ def last_position(model: Any) -> int:
     return min([model.config.max_position_embeddings, *map(longest, tables)]) if tables else sys.maxsize
 
 
-def load(name: str) -> Any:
+def load_pretrained(name: str) -> Any:
     """Returns a Hugging Face model whose attention is ours, in evaluation mode."""
     from transformers import AutoConfig, AutoModel
 

@@ -37,7 +37,7 @@ def look_at_run(folder: Path, text: str | None, example: int, settings: Settings
     notes += ["The data is the small built-in sample: these numbers mean little. Pass --data."] if task.is_sample else []
     name, tokens = f"{config.task} with {config.encoding}", token_words(task, model, batch)
     metric, found = next(iter(task.metrics())), ablation_of(session) if ablation else None
-    before = edges_of(untrained(session)) if ranges_of(model) else None
+    before = edges_of(untrained_model(session)) if ranges_of(model) else None
     return Look(name, model, calls, tokens, notes, found, f"validation {metric}", before, lengths_of(session, metric))
 
 
@@ -67,7 +67,7 @@ def token_words(task: Task, model: nn.Module, batch: Batch) -> list[str]:
     return [*before, *task.token_names(values.flatten(0, -2)[0].tolist())]
 
 
-def untrained(session: Session) -> nn.Module | None:
+def untrained_model(session: Session) -> nn.Module | None:
     """Returns the model of a run as it was before its training; None for one that started from another run."""
     config = session.config
     if session.run is not None and session.run.config.start:

@@ -115,7 +115,7 @@ class Session:
         batch = to_device(batch, self.device)
         total, count = self.task.loss(self.model(batch), batch)
         # Gradients are averaged over the processes, which may have different numbers of items.
-        self.accelerator.backward(total * self.accelerator.num_processes / self.summed(count.detach()))
+        self.accelerator.backward(total * self.accelerator.num_processes / self.sum_over_processes(count.detach()))
         if config.clip:
             self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimizer.step()
@@ -125,7 +125,7 @@ class Session:
 
     def report(self) -> float:
         """Returns the mean loss since the last report; raises where it is not finite."""
-        total, count = self.summed(self.sums).tolist()
+        total, count = self.sum_over_processes(self.sums).tolist()
         self.sums.zero_()
         loss = total / max(count, 1.0)
         if not math.isfinite(loss):
@@ -163,7 +163,7 @@ class Session:
             for metric in metrics.values():
                 metric.update(*given)
         model.train(was_training)
-        total, count = (self.summed(sums) if shared else sums).tolist()
+        total, count = (self.sum_over_processes(sums) if shared else sums).tolist()
         return {"loss": total / max(count, 1.0), **{name: float(metric.compute()) for name, metric in metrics.items()}}
 
     def save(self) -> None:
@@ -209,7 +209,7 @@ class Session:
         self.sums.copy_(checkpoint.tensors["sums"]["sums"])
         set_random_state(checkpoint.tensors["random"], self.device)
 
-    def summed(self, x: Tensor) -> Tensor:
+    def sum_over_processes(self, x: Tensor) -> Tensor:
         """Returns the sum over all processes."""
         found: Any = self.accelerator.reduce(x.clone(), "sum") if self.accelerator.num_processes > 1 else x
         return found
@@ -262,7 +262,7 @@ def run_steps(session: Session, watch: Watch | None) -> None:
 
 def any_stopped(session: Session, stopped: bool) -> bool:
     """Says whether any process was asked to stop."""
-    return bool(session.summed(torch.tensor(float(stopped), device=session.device)) > 0)
+    return bool(session.sum_over_processes(torch.tensor(float(stopped), device=session.device)) > 0)
 
 
 def tell(session: Session, watch: Watch | None, line: dict[str, Any]) -> None:

@@ -101,10 +101,10 @@ def round_numbers(line: Line) -> Line:
 def save_runs(runs: Iterable[Run], path: Path) -> None:
     """Writes complete runs as lines, in the order of what they are, in place of those that the file had."""
     make_folder(path.parent)
-    replace_text(path, "".join(json.dumps(line_about(run)) + "\n" for run in sorted(runs, key=place)))
+    replace_text(path, "".join(json.dumps(line_about(run)) + "\n" for run in sorted(runs, key=sort_place)))
 
 
-def place(run: Run) -> tuple[str, str, str, int]:
+def sort_place(run: Run) -> tuple[str, str, str, int]:
     """Returns where a run stands in a file: seeds of one config beside each other."""
     config = run.config
     return config.task, config.encoding, config.fingerprint(without=["seed"]), config.seed
@@ -122,7 +122,7 @@ def complete_runs(runs: Iterable[Run], tell: Tell) -> list[Run]:
 def read_runs(path: Path, tell: Tell | None = None) -> list[Run]:
     """Returns the runs of a file of lines; one that cannot be read is told about, or raises where there is nobody to tell."""
     found: list[Run] = []
-    for place, text in numbered(path):
+    for place, text in numbered_lines(path):
         with left_out(tell):
             found.append(with_numbers(Recorded(place, line_of(text, place, KIND, "lagwise compare --save"))))
     return found
@@ -152,7 +152,7 @@ def with_numbers(run: Recorded) -> Recorded:
     return run
 
 
-def numbered(path: Path) -> Iterator[tuple[Path, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[Path, bytes]]:
     """Yields the lines of a file, each with a name that says where it stands."""
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         yield path.with_name(f"{path.name}, line {number}"), text
@@ -168,7 +168,7 @@ def line_of(text: bytes, place: Path, kind: str, command: str) -> Line:
 
 def lines_of(path: Path, kind: str, command: str) -> dict[Path, Line]:
     """Returns the lines of a file by where they stand; all must be of a kind, and were written by a command."""
-    return {place: line_of(text, place, kind, command) for place, text in numbered(path)}
+    return {place: line_of(text, place, kind, command) for place, text in numbered_lines(path)}
 
 
 def stored_runs(places: Iterable[Path], tell: Tell = warnings.warn) -> list[Run]:

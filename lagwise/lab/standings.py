@@ -8,7 +8,7 @@ from typing import Any
 
 from lagwise.errors import nearest
 from lagwise.lab.estimates import Estimate, estimate
-from lagwise.lab.grouping import Group, order
+from lagwise.lab.grouping import Group, best_first
 from lagwise.lab.run_folder import Run
 
 
@@ -44,7 +44,7 @@ class Row:
 def rows_of(group: Group) -> list[Row]:
     """Returns the standings of a group, the best first."""
     rows = [row_of(name, list(seeds.values()), group) for name, seeds in group.runs.items()]
-    return sorted(rows, key=lambda row: order(row.test.mean, group.higher_is_better))
+    return sorted(rows, key=lambda row: best_first(row.test.mean, group.higher_is_better))
 
 
 def row_of(encoding: str, runs: Sequence[Run], group: Group) -> Row:
@@ -108,7 +108,7 @@ def differences_of(group: Group, baseline: str) -> list[Difference]:
         for name, own in scores.items()
         if name != baseline
     ]
-    return sorted(found, key=lambda each: order(each.estimate.mean if each.estimate else math.nan, group.higher_is_better))
+    return sorted(found, key=lambda each: best_first(each.estimate.mean if each.estimate else math.nan, group.higher_is_better))
 
 
 def difference(

@@ -47,7 +47,7 @@ def run_in_processes(
                 workers.remove(worker)
                 # A worker that was asked to stop leaves its run to the next time.
                 if worker.busy and not asked:
-                    tell(worker.job.number, died(worker))
+                    tell(worker.job.number, death_outcome(worker))
     if stopped:
         raise Interrupted
 
@@ -125,7 +125,7 @@ def ready_workers(workers: Sequence[Worker]) -> list[Worker]:
     return [worker for worker in workers if worker.pipe in found]
 
 
-def died(worker: Worker) -> Outcome:
+def death_outcome(worker: Worker) -> Outcome:
     """Returns the outcome of a run whose process ended in its midst."""
     saved = saved_words(Run(worker.job.folder))
     return failed_outcome(

@@ -56,7 +56,7 @@ def sweep_shapes(device: torch.device, longest: int | None = None) -> list[Case]
     return [Case("none", max(1, tokens // time), 8, time, 64) for time in times]
 
 
-def ours(shape: Case, encoding: str, device: torch.device) -> Case:
+def our_case(shape: Case, encoding: str, device: torch.device) -> Case:
     """Returns the case of an encoding in a shape, with its goals where we have made a promise for the shape."""
     promised = shape in SHAPES[device.type]
     goal, memory_goal = GOALS[device.type].get(encoding, (None, None)) if promised else (None, None)
@@ -86,7 +86,7 @@ def measure_linear(
     contenders: dict[str, Entry] = {"plain": [Contender(lambda: plain_linear(q, k, v, causal=shape.causal))]}
     wanted = [name for name in (QUICK if quick else OPTIONS) if not encodings or name in ("none", *encodings)]
     for name in wanted:
-        case = ours(shape, name, device)
+        case = our_case(shape, name, device)
         encoding = make_encoding(case, device)
 
         def call(encoding: Encoding = encoding) -> Tensor:
@@ -98,7 +98,7 @@ def measure_linear(
         cases["softmax"] = shape
         contenders["softmax"] = softmax_contender(q, k, v, causal=shape.causal)
         for name in wanted:
-            case = replace(ours(shape, name, device), goal=None, memory_goal=None)
+            case = replace(our_case(shape, name, device), goal=None, memory_goal=None)
             encoding = make_encoding(case, device)
             if isinstance(encoding, SineSPE | ConvSPE):
                 title = f"published, {name.removesuffix('-spe')}"
@@ -122,7 +122,7 @@ def measure_decoding(
     """
     found = []
     for name in (name for name in DECODED if not encodings or name in encodings):
-        case, contender = ours(DECODE, name, device), f"lagwise, {name}"
+        case, contender = our_case(DECODE, name, device), f"lagwise, {name}"
         steps = decoding_steps(make_encoding(case, device).eval(), device, dtype)
         measured = measure(steps, device, repeats, lambda position, name=name: progress(f"{name}, position {position}"))
         relative = ratios(measured, str(POSITIONS[0]))

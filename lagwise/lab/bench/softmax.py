@@ -87,9 +87,9 @@ def measure_attention(
     q, k, v, dout = make_tensors(case, device, dtype)
     encoding = make_encoding(case, device)
     contenders = plain_contenders(q, k, v, causal=case.causal)
-    contenders["lagwise"] = ours(q, k, v, encoding, causal=case.causal, impl=impl)
+    contenders["lagwise"] = our_contender(q, k, v, encoding, causal=case.causal, impl=impl)
     if deterministic:
-        contenders["lagwise, deterministic"] = ours(q, k, v, encoding, causal=case.causal, impl=impl, deterministic=True)
+        contenders["lagwise, deterministic"] = our_contender(q, k, v, encoding, causal=case.causal, impl=impl, deterministic=True)
     if not quick:
         contenders |= baselines_of(q, k, v, encoding, causal=case.causal)
     numbers = compare_contenders(contenders, [q, k, v], dout, repeats=repeats, graph=case.graph, progress=progress)
@@ -114,7 +114,7 @@ def measure_sweep(
     cases = {name: replace(t5, encoding="none") for name in contenders} | cases
     for name, case in cases.items():
         if name not in contenders:
-            contenders[name] = ours(q, k, v, make_encoding(case, device), causal=False, impl=impl)
+            contenders[name] = our_contender(q, k, v, make_encoding(case, device), causal=False, impl=impl)
     if not quick:
         encoding = make_encoding(t5, device)
         assert isinstance(encoding, T5)
@@ -124,7 +124,9 @@ def measure_sweep(
     return make_records("sweep", cases, numbers, device, dtype, repeats)
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, causal: bool, impl: str, deterministic: bool = False) -> Entry:
+def our_contender(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, causal: bool, impl: str, deterministic: bool = False
+) -> Entry:
     """Returns `lagwise.attention` as a contender, or why the implementation that is named cannot do it."""
     try:
         with determinism(deterministic):

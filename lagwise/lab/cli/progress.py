@@ -31,7 +31,7 @@ def progress_bar(*, hidden: bool = False) -> Progress:
     return Progress(*columns, console=console, disable=hidden)
 
 
-def counted(cases: Sequence[Item], words: Callable[[Item], str]) -> Iterator[tuple[Item, Callable[[str], None]]]:
+def count_cases(cases: Sequence[Item], words: Callable[[Item], str]) -> Iterator[tuple[Item, Callable[[str], None]]]:
     """Yields cases one by one, each with a function that is told what is being done, and shows their count and the time left.
 
     Where the output is no terminal, each case that is done leaves a line.

@@ -42,7 +42,7 @@ def standings_table(group: Group, rows: Sequence[Row], baseline: str, *, wide: b
     columns = {
         "encoding": [row.encoding for row in rows],
         f"test {group.metric}": align([row.test for row in rows]),
-        f"minus {baseline}": beside([differences.get(row.encoding) for row in rows], [row.test for row in rows]),
+        f"minus {baseline}": difference_column([differences.get(row.encoding) for row in rows], [row.test for row in rows]),
         "runs": [str(len(row.seeds)) for row in rows],
         **{field: [str(row.options[field]) for row in rows] for field in group.tune},
         "seconds": [f"{row.seconds:.1f}" for row in rows],
@@ -57,7 +57,7 @@ def standings_table(group: Group, rows: Sequence[Row], baseline: str, *, wide: b
     return make_table(columns, title=group.title)
 
 
-def beside(differences: Sequence[Difference | None], scores: Sequence[Estimate]) -> list[str]:
+def difference_column(differences: Sequence[Difference | None], scores: Sequence[Estimate]) -> list[str]:
     """Returns a column of differences, which is empty where there is none; without intervals it is as exact as the scores."""
     known = [each.estimate for each in differences if each is not None and each.estimate is not None]
     alone = all(each.half_width is None for each in known)

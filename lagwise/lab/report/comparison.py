@@ -31,13 +31,13 @@ def write_report(
     make_folder(out)
     paths = [out / "report.html", out / "standings.csv", out / "report.png"]
     replace_text(paths[0], make_page(runs, command, tune, left_out))
-    replace_text(paths[1], table(runs, tune))
+    replace_text(paths[1], standings_csv(runs, tune))
     with writing(paths[2]):
         plot(runs, tune).savefig(paths[2], dpi=150)
     return paths
 
 
-def table(runs: Iterable[Run], tune: Sequence[str] = ()) -> str:
+def standings_csv(runs: Iterable[Run], tune: Sequence[str] = ()) -> str:
     """Returns all standings as one table of comma-separated values; the column `table` tells them apart."""
     lines = [csv_line(group, row) for group in compared_groups(runs, tune) for row in rows_of(group)]
     columns = list(dict.fromkeys(name for line in lines for name in line))

@@ -39,12 +39,12 @@ def make_page(runs: Sequence[Run], command: str, tune: Sequence[str] = (), left_
         "sections": "".join(section(group, number) for number, group in enumerate(found)),
         "command": escape(command),
         "environment": environments(runs),
-        "data": pages.embedded({"groups": [facts(group) for group in found]}),
+        "data": pages.embedded({"groups": [group_facts(group) for group in found]}),
     }
     return pages.fill(pages.text_of("lagwise.lab.report", "page.html"), values)
 
 
-def facts(group: Group) -> dict[str, Any]:
+def group_facts(group: Group) -> dict[str, Any]:
     """Returns what the scripts of the page draw."""
     rows = rows_of(group)
     return {

@@ -21,7 +21,7 @@ from lagwise.errors import nearest
 from lagwise.lab.curves import stored_losses
 from lagwise.lab.estimates import Estimate, estimate
 from lagwise.lab.experiment import make_task
-from lagwise.lab.grouping import Group, as_argument, by_encoding, common_fields, groups, only_group, order
+from lagwise.lab.grouping import Group, as_argument, best_first, by_encoding, common_fields, groups, only_group
 from lagwise.lab.records import Recorded, lines_of, read_runs
 from lagwise.lab.report.figure import plot
 from lagwise.lab.run_folder import Run
@@ -118,12 +118,12 @@ def standings_cells(
     row: Row, paired: Estimate | None, also: Sequence[str], lengths: Sequence[int], group: Group, factor: float
 ) -> list[str]:
     """Returns the cells of an encoding."""
-    difference = "" if paired is None else signed(scaled(paired, factor))
+    difference = "" if paired is None else signed(in_unit(paired, factor))
     others = (estimate(list(scores_of(group.runs[row.encoding].values(), metric).values())) for metric in also)
     told = (row.lengths.get(length, "-") for length in lengths)
     return [
-        f"`{row.encoding}`", str(scaled(row.test, factor)), difference, *(str(scaled(other, factor)) for other in others),
-        *("refused" if isinstance(found, str) else str(scaled(found, factor)) for found in told),
+        f"`{row.encoding}`", str(in_unit(row.test, factor)), difference, *(str(in_unit(other, factor)) for other in others),
+        *("refused" if isinstance(found, str) else str(in_unit(found, factor)) for found in told),
         *(as_argument(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
     ]  # fmt: skip
 
@@ -147,7 +147,7 @@ def overview_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     head = ["encoding", *(f"{group.title}: {group.metric}" for group in found), f"mean of {len(complete)}", "seeds"]
     body = [
         [f"`{name}`", *(overview_cell(own, name, baseline, factor) for own in (*scores, means)), str(len(means[name]))]
-        for name in sorted(names, key=lambda name: order(fmean(means[name].values()), found[0].higher_is_better))
+        for name in sorted(names, key=lambda name: best_first(fmean(means[name].values()), found[0].higher_is_better))
     ]
     told = f"Test split{', in %' if wanted.percent else ''}; in brackets the difference from `{baseline}` within seeds."
     return [*markdown(head, body), "", told, "", runs_provenance(wanted.file, runs)]
@@ -167,11 +167,11 @@ def overview_cell(scores: Mapping[str, Mapping[int, float]], name: str, baseline
     if own is None:
         return "-"
     differences = [own[seed] - scores[baseline][seed] for seed in own if seed in scores[baseline]]
-    paired = f" ({signed(scaled(estimate(differences), factor))})" if name != baseline and differences else ""
-    return f"{scaled(estimate(list(own.values())), factor).mean:.4g}{paired}"
+    paired = f" ({signed(in_unit(estimate(differences), factor))})" if name != baseline and differences else ""
+    return f"{in_unit(estimate(list(own.values())), factor).mean:.4g}{paired}"
 
 
-def scaled(found: Estimate, factor: float) -> Estimate:
+def in_unit(found: Estimate, factor: float) -> Estimate:
     """Returns an estimate in another unit."""
     return Estimate(factor * found.mean, None if found.half_width is None else factor * found.half_width, found.count)
 
@@ -194,7 +194,7 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     parts = {name: {seed: parts_of(bins, trained) for seed, bins in position_losses(group, name).items()} for name in group.runs}
     beyond = {name: [own[1] for own in seeds.values()] for name, seeds in parts.items()}
     body = []
-    for name, seeds in sorted(parts.items(), key=lambda each: order(fmean(beyond[each[0]]), higher_is_better=False)):
+    for name, seeds in sorted(parts.items(), key=lambda each: best_first(fmean(beyond[each[0]]), higher_is_better=False)):
         differences = [own[1] - parts[baseline][seed][1] for seed, own in seeds.items() if seed in parts[baseline]]
         refused = any(map(math.isnan, beyond[name]))
         paired = "" if name == baseline or refused or not differences else signed(estimate(differences))

@@ -9,7 +9,7 @@ import typer
 from lagwise.lab.cli.bench.screen import COLUMNS, Sheet, add_rows, chosen_cases
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
-from lagwise.lab.cli.progress import counted
+from lagwise.lab.cli.progress import count_cases
 
 
 @in_words()
@@ -55,11 +55,11 @@ def command(
     options = {"device": where, "dtype": kind, "repeats": turns, "impl": impl, "quick": quick}
     if sweep:
         lengths = [length for length in bench.SWEEP_TIMES[where.type] if time is None or length <= time]
-        for length, progress in counted(lengths, lambda length: f"T = {length}"):
+        for length, progress in count_cases(lengths, lambda length: f"T = {length}"):
             sheet.add(bench.measure_sweep(length, progress=progress, **options), add_rows)
     else:
         cases = chosen_cases(bench.CUDA_CASES if where.type == "cuda" else bench.CPU_CASES, encoding, time)
-        for case, progress in counted(cases, lambda case: f"{case.words}, T = {case.time}"):
+        for case, progress in count_cases(cases, lambda case: f"{case.words}, T = {case.time}"):
             records = bench.measure_attention(case, deterministic=deterministic, progress=progress, **options)
             sheet.add(records, add_rows, words=case.words)
     sheet.show(sweep=sweep)

@@ -10,7 +10,7 @@ from lagwise.extras import install_command
 from lagwise.lab.cli.bench.screen import Sheet
 from lagwise.lab.cli.console import failed, in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
-from lagwise.lab.cli.progress import counted
+from lagwise.lab.cli.progress import count_cases
 
 HF_COLUMNS = [
     "case", "shape", "contender", "training tokens/s", "ratio", "goal", "inference tokens/s", "ratio",
@@ -60,7 +60,7 @@ def command(
             raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
     sheet = Sheet("hf", HF_COLUMNS, out, where, kind, beside=f", transformers {bench.versions()['transformers']}")
     chosen = [each.at(batch, time) for each in cases if not case or each.model in case]
-    for each, progress in counted(chosen, lambda each: f"{each.words}, T = {each.time}"):
+    for each, progress in count_cases(chosen, lambda each: f"{each.words}, T = {each.time}"):
         records = bench.measure_model(
             each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick, progress=progress
         )

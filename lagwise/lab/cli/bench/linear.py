@@ -10,7 +10,7 @@ from rich.table import Table
 from lagwise.lab.cli.bench.screen import COLUMNS, Sheet, add_rows, check_encodings, chosen_cases
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
-from lagwise.lab.cli.progress import counted
+from lagwise.lab.cli.progress import count_cases
 
 DECODE_COLUMNS = ["contender", "shape", "position", "step ms", "ratio", "peak MiB"]
 
@@ -58,11 +58,11 @@ def command(
     options["repeats"] = repeats or (2 if sweep and where.type == "cpu" else 7)
     sheet = Sheet(name, DECODE_COLUMNS if decode else COLUMNS, out, where, kind)
     if decode:
-        for _, progress in counted(["decoding"], str):
+        for _, progress in count_cases(["decoding"], str):
             sheet.add(bench.measure_decoding(progress=progress, **options), add_decode_rows)
     else:
         shapes = bench.sweep_shapes(where, time) if sweep else chosen_cases(bench.SHAPES[where.type], None, time)
-        for shape, progress in counted(shapes, lambda shape: f"T = {shape.time}"):
+        for shape, progress in count_cases(shapes, lambda shape: f"T = {shape.time}"):
             records = bench.measure_linear(
                 replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear", progress=progress,
                 **options,

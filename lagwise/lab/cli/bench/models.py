@@ -9,7 +9,7 @@ from rich.table import Table
 from lagwise.lab.cli.bench.screen import Sheet, check_encodings
 from lagwise.lab.cli.console import in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
-from lagwise.lab.cli.progress import counted
+from lagwise.lab.cli.progress import count_cases
 
 MODEL_COLUMNS = ["attention", "shape", "encoding", "tokens/s", "ratio", "step ms", "peak MiB", "ratio", "its parameters"]
 
@@ -46,7 +46,7 @@ def command(
     kind = chosen_dtype(dtype, where)
     sheet = Sheet("models", MODEL_COLUMNS, out, where, kind)
     shapes = [each for each in bench.shapes(where, time) if attention in ("both", each.attention)]
-    for shape, progress in counted(shapes, lambda shape: f"{shape.attention}, T = {shape.time}"):
+    for shape, progress in count_cases(shapes, lambda shape: f"{shape.attention}, T = {shape.time}"):
         records = bench.measure_encoders(
             shape, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), encodings=encoding,
             progress=progress,
