@@ -1,4 +1,4 @@
-"""Relative positions for attention: every encoding as functions of the lag, one exact attention call."""
+"""Relative positions for attention: encodings as functions of the lag, and one exact attention call for all of them."""
 
 from lagwise import linear, nn
 from lagwise.encodings import (

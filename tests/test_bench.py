@@ -266,11 +266,11 @@ def test_without_matplotlib_the_numbers_are_kept(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     options = ["--device", "cpu", "--sweep", "--quick", "--repeats", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["bench", "attention", *options])
-    assert result.exit_code == 0 and install_command("plot") in result.output and "lagwise bench plot" in result.output
+    assert result.exit_code == 0 and install_command("lens") in result.output and "lagwise bench plot" in result.output
     assert len(read_lines(tmp_path, "sweep")) == 5
     (path,) = tmp_path.glob("*.jsonl")
     result = CliRunner().invoke(app, ["bench", "plot", str(path)])
-    assert result.exit_code == 1 and install_command("plot") in result.output
+    assert result.exit_code == 1 and install_command("lens") in result.output
 
 
 def test_bench_attention_prints_a_table_and_saves_its_numbers(tmp_path):

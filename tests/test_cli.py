@@ -184,7 +184,7 @@ def test_a_clone_is_installed_from_its_folder(monkeypatch):
     monkeypatch.chdir(clone)
     assert install_command("train") == "pip install '.[train]'"
     monkeypatch.chdir(clone / "tests")
-    assert install_command("plot") == f"pip install '{clone}[plot]'"
+    assert install_command("lens") == f"pip install '{clone}[lens]'"
 
 
 @pytest.mark.parametrize(

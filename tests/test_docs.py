@@ -1,21 +1,39 @@
-"""The documents: examples run, pages exist and tell the options, links lead somewhere."""
+"""The documents: examples and commands are right, the reference is whole, links lead somewhere, sentences are short."""
 
 import contextlib
+import importlib
 import inspect
 import io
 import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 
+import griffe
 import pytest
 import torch
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
 
 import lagwise
+import lagwise.hf
+import lagwise.lens
 from lagwise.encodings import ALIASES, options_of
 from lagwise.errors import ELSEWHERE
+from lagwise.lab.cli import app
+from lagwise.lens import plots
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(path for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-SECTIONS = ["Formula", "Paper", "Where its table ends", "Cost", "Options", "Example"]
+DOCS = ROOT / "docs"
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+# Records may be harder to read, and one page is made by another module.
+RECORDS = {DOCS / "decisions.md", DOCS / "support.md", *(DOCS / "log").glob("*.md")}
+PLAIN_PAGES = [page for page in PAGES if DOCS in page.parents and page not in RECORDS]
+SECTIONS = ["Formula", "When", "Paper", "Example", "See also"]
 
 PUBLIC = {
     "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "Favor", "FeatureMap", "FeatureTransform", "HuangM1",
@@ -24,37 +42,145 @@ PUBLIC = {
     "make", "nn", "which_impl",
 }  # fmt: skip
 
+sys.path.insert(0, str(ROOT / "tools"))
+encoding_pages, module_map, speed_tables, doctest_fences, unpacked_options = map(
+    importlib.import_module, ("encoding_pages", "module_map", "speed_tables", "doctest_fences", "unpacked_options")
+)
 
-def examples(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_examples_run_as_they_stand(page):
+def blocks(page: Path, language: str) -> list[str]:
+    """Returns the code of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_examples_run_as_they_stand(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    for example in examples(page):
+    space = {"__name__": "example"}
+    for example in blocks(page, "python"):
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(example, str(page), "exec"), {"__name__": "example"})
+            exec(compile(example, str(page), "exec"), space)
 
 
-def test_the_readme_has_examples():
-    assert len(examples(ROOT / "README.md")) >= 2
+def test_the_readme_and_every_guide_have_examples():
+    for page in [ROOT / "README.md", *(DOCS / "guides").glob("*.md")]:
+        assert len(blocks(page, "python")) >= 2, page
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Returns the words of each line of shell on a page."""
+    lines = "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def own_command(words: list[str]) -> list[str] | None:
+    """Returns what a line gives to our own command, or None for a line that calls another program."""
+    if words[0] == "lagwise":
+        return words[1:]
+    return words[words.index("lagwise") + 1 :] if "lagwise" in words and words[words.index("lagwise") - 1] == "-m" else None
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name_of)
+def test_commands_and_their_options_exist(page):
+    for words in commands(page):
+        given = own_command(words)
+        if given is None:
+            assert "=" in words[0] or words[0] in ("cp", "git", "pip", "python", "python3", "pytest", "mkdocs", "."), words
+            continue
+        command = get_command(app)
+        while hasattr(command, "commands"):
+            command, given = command.commands[given[0]], given[1:]
+        command.make_parser(type(command).context_class(command)).parse_args(args=given)
+
+
+def training_commands() -> list[list[str]]:
+    """Returns the runs that the documents ask for, as arguments of `train`; dots stand for fields of another line."""
+    found = (own_command(words) for page in PAGES for words in commands(page))
+    whole = (given for given in found if given and not {"--from", "..."} & set(given))
+    return [as_training(given) for given in whole if given[0] in ("train", "compare")]
+
+
+def as_training(given: list[str]) -> list[str]:
+    """Returns the first run of a comparison as a command of its own; one that trains a single model stays."""
+    if given[0] == "train":
+        return [word for word in given if word != "--fields"]
+    options, tuned = dict(pairwise(given)), {word for option, word in pairwise(given) if option == "--tune"}
+    chosen = [options.get("--task", "process-50"), "--encoding", options.get("--encodings", "t5").split(",")[0]]
+    preset = ["--preset", options["--preset"]] if "--preset" in options else []
+    return ["train", *chosen, *preset, *(word for word in given if "=" in word and word not in tuned)]
+
+
+@pytest.mark.parametrize("given", training_commands(), ids=lambda given: " ".join(given[1:4]))
+def test_fields_and_presets_of_commands_exist(given):
+    result = CliRunner().invoke(app, [*given, "--fields"])
+    assert result.exit_code == 0, result.output
 
 
 def sections(page: Path) -> set[str]:
-    """Returns the names by which links reach the headings of a page."""
+    """Returns the names by which links reach the headings of a page, those of the reference included."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    words = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return words | set(re.findall(r"^::: (\S+)$", prose, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     for target, section in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             path = page.parent / target if target else page
             assert path.exists(), f"{target} in {page.name}"
             assert not section or section in sections(path), f"{target}#{section} in {page.name}"
+
+
+def files_of(nav: object) -> list[str]:
+    """Returns the files of a part of the site's navigation."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [file for part in parts for file in files_of(part)]
+
+
+def test_every_page_is_in_the_navigation():
+    named = files_of(SITE["nav"])
+    assert sorted(named) == sorted(set(named))
+    assert {DOCS / file for file in named} == set(PAGES) - {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
+
+
+def object_named(path: str) -> object:
+    """Returns what a name with dots stands for."""
+    parts = path.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            found = importlib.import_module(".".join(parts[:split]))
+            for part in parts[split:]:
+                found = getattr(found, part)
+            return found
+    raise AssertionError(f"{path} does not exist")
+
+
+def test_the_reference_has_every_public_function_and_class():
+    directives = [path for page in PAGES for path in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)]
+    assert sorted(directives) == sorted(set(directives))
+    there = {id(object_named(path)) for path in directives}
+    for module in (lagwise, lagwise.encodings, lagwise.linear, lagwise.nn, lagwise.hf, lagwise.lens):
+        for name in module.__all__:
+            found = getattr(module, name)
+            assert inspect.ismodule(found) or id(found) in there, f"{module.__name__}.{name}"
+    for name, found in inspect.getmembers(plots, inspect.isfunction):
+        assert found.__module__ != plots.__name__ or name.startswith("_") or id(found) in there, name
+
+
+def test_the_start_names_every_extra_of_users():
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11, which reads pyproject.toml")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"^\| `(\w+)` \|", (DOCS / "start.md").read_text(), flags=re.MULTILINE)
+    assert set(named) == set(extras) - {"dev", "docs"}
 
 
 def on_an_index(words: str) -> str:
@@ -83,29 +209,126 @@ def test_authors_and_version_are_the_same_everywhere():
     assert f"version: {lagwise.__version__}\n" in citation
 
 
-def test_every_encoding_has_a_page_with_its_options(encoding_name):
-    page = (ROOT / "docs" / "encodings" / f"{encoding_name}.md").read_text()
+def prose(page: Path) -> str:
+    """Returns the words of a page without code, comments and what stands before them."""
+    words = re.sub(r"\A---\n.*?\n---\n", "", page.read_text(), flags=re.DOTALL)
+    words = re.sub(r"```.*?```|<!--.*?-->", "", words, flags=re.DOTALL)
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", words))
+
+
+def count(words: str) -> int:
+    return len([word for word in words.split() if re.search(r"\w", word)])
+
+
+@pytest.mark.parametrize("page", PLAIN_PAGES, ids=name_of)
+def test_sentences_have_at_most_thirty_words(page):
+    lines = [line for line in prose(page).splitlines() if not line.startswith(("|", "#", ":::"))]
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] )", "\n".join(lines)):
+        for sentence in re.split(r'(?<=[.!?])\s+(?=[A-Z"*(]|code)', " ".join(paragraph.split())):
+            assert count(sentence) <= 30, sentence
+
+
+@pytest.mark.parametrize("page", PLAIN_PAGES, ids=name_of)
+def test_cells_have_at_most_fifteen_words_and_one_number(page):
+    for line in prose(page).splitlines():
+        for cell in line.strip("|").split("|") if line.startswith("|") else []:
+            assert count(cell) <= 15, cell
+            # An interval belongs to its number, and methods are called by theirs.
+            assert len(re.findall(r"(?<![\w.])(?<!± )(?<!ethod )\d[\d,.]*", cell)) <= 1, cell
+
+
+def test_every_encoding_has_a_page_whose_facts_are_generated(encoding_name):
+    page = DOCS / "encodings" / f"{encoding_name}.md"
     for section in SECTIONS:
-        assert f"## {section}" in page
-    assert examples(ROOT / "docs" / "encodings" / f"{encoding_name}.md")
+        assert f"## {section}\n" in page.read_text()
+    assert page.read_text().count("\n<!-- facts -->\n") == 1 and blocks(page, "python")
+    facts = encoding_pages.facts(encoding_name)
     for option, default in options_of(encoding_name).items():
-        row = re.search(rf"^\| `{option}` \| (.*?) \|", page, flags=re.MULTILINE)
-        assert row, f"option {option} is missing"
-        if default is not inspect.Parameter.empty:
-            assert str(default).strip("'") in row.group(1).replace('"', "").replace("'", "").replace("`", ""), option
-
-
-def test_the_page_of_calls_has_every_other_name_and_every_word_of_torch():
-    page = (ROOT / "docs" / "calling.md").read_text()
-    rows = {name: others for name, others in re.findall(r"^\| `([a-z0-9-]+)` \| (.*?) \|$", page, flags=re.MULTILINE)}
+        shown = "required" if default is inspect.Parameter.empty else f"`{default!r}`"
+        assert f"| `{option}` | {shown} | " in facts
     for alias, name in ALIASES.items():
-        assert f"`{alias}`" in rows[name], alias
+        assert (f"`{alias}`" in facts) == (name == encoding_name)
+
+
+def test_generated_choices_are_those_of_real_tensors(relative_name):
+    q = torch.empty(1, encoding_pages.HEADS, 512, encoding_pages.HEAD_DIM)
+    encoding = encoding_pages.made(relative_name)
+    expected = lagwise.which_impl(q, q, q, encoding).impl
+    terms = encoding_pages.terms_of(encoding, 512, causal=False)
+    assert encoding_pages.which(terms, 512, device="cpu", dtype=torch.float32, causal=False) == expected
+
+
+def test_a_gpu_that_is_not_there_answers_as_one_that_is():
+    terms = encoding_pages.terms_of(encoding_pages.made("t5"), 8192, causal=False)
+    for dtype, expected in ((torch.float32, "triton"), (torch.half, "split")):
+        assert encoding_pages.which(terms, 8192, device="cuda", dtype=dtype, causal=False) == expected
+
+
+def test_the_table_of_encodings_has_all_of_them():
+    assert "\n<!-- encodings -->\n" in (DOCS / "encodings" / "index.md").read_text()
+    named = re.findall(r"^\| \[`(.*?)`\]", encoding_pages.overview(), flags=re.MULTILINE)
+    assert named == list(lagwise.ENCODINGS)
+
+
+def test_every_page_is_of_an_encoding():
+    assert {page.stem for page in (DOCS / "encodings").glob("*.md")} == {"index", *lagwise.ENCODINGS}
+
+
+def test_the_guide_has_every_word_of_torch():
+    page = (DOCS / "guides" / "add-a-bias.md").read_text()
     for word in ELSEWHERE:
         assert f"| `{word}" in page, word
 
 
-def test_every_page_is_of_an_encoding():
-    assert {page.stem for page in (ROOT / "docs" / "encodings").glob("*.md")} == set(lagwise.ENCODINGS)
+def test_tables_of_speed_are_made_of_lines():
+    marks = re.findall(r"<!-- speed: (\S+) -->", (DOCS / "speed.md").read_text())
+    assert sorted(marks) == sorted(speed_tables.TABLES)
+    for mark in marks:
+        assert len(speed_tables.TABLES[mark]().splitlines()) > 4
+
+
+def test_kernels_and_constants_that_are_named_exist():
+    code = "".join(path.read_text() for path in (ROOT / "lagwise" / "ops").rglob("*.py"))
+    for name in set(re.findall(r"`(\w+_kernel|[A-Z]{4,})\b", (DOCS / "kernels.md").read_text())):
+        assert re.search(rf"\b{name}\b", code), name
+
+
+def test_modules_are_shown_by_their_first_sentence():
+    shown = module_map.on_page_markdown("<!-- modules: lagwise/ops -->")
+    assert "| `lagwise/ops/support.py` | Which implementation does what. |" in shown
+
+
+def test_options_of_a_call_are_shown_one_by_one():
+    package = griffe.load("lagwise", search_paths=[str(ROOT)], extensions=griffe.load_extensions(unpacked_options.__file__))
+    for name, own in (("softmax.attention", lagwise.attention), ("linear.linear_attention", lagwise.linear_attention)):
+        shown = {each.name: each.default for each in package[name].parameters}
+        assert list(shown) == list(inspect.signature(own).parameters)
+        assert shown["causal"] == "False" and shown["lengths"] == "None"
+    assert [each.name for each in package["nn.stacks.Decoder.__init__"].parameters][-2:] == ["tied", "options"]
+
+
+def test_doctests_are_shown_as_code():
+    assert doctest_fences.fenced("Adds.\n\n>>> 1 + 1\n2\n\nMore.") == "Adds.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."
+
+
+def loaded(page: Path) -> list[str]:
+    """Returns the addresses that a file of the site loads when it is shown; links that wait for a click are none."""
+    words = page.read_text()
+    if page.suffix == ".css":
+        return re.findall(r"url\(\s*[\"']?(.*?)[\"']?\s*\)|@import\s+[\"'](.*?)[\"']", words)
+    tags = re.findall(r"<(?:script|link|img|iframe|source|video|audio|object)\b[^>]*>", words)
+    return [address for tag in tags for address in re.findall(r"\b(?:src|href|srcset|data)=\"?([^\"\s>]+)", tag)]
+
+
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    files = [path for path in tmp_path.rglob("*") if path.suffix in (".html", ".css")]
+    assert len(files) > 40
+    for path in files:
+        for address in loaded(path):
+            assert not re.match(r"(?:https?:)?//", "".join(address)), f"{address} in {path.name}"
 
 
 def test_public_names_are_those_listed_here():

@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from lagwise import Favor
 from lagwise.encodings.buckets import t5_bucket
 from lagwise.hf.convert import ConvertedAttention, FadedEmbedding
 
-PAGE = Path(__file__).parent.parent / "docs" / "huggingface.md"
 RELATIVE = [name for name, kind in lagwise.ENCODINGS.items() if not kind.absolute and not kind.linear_only]
 NEUTRAL = [name for name in RELATIVE if make_encoding(name).make_neutral()]
 LINEAR = ["none", "t5", "alibi", "rotary", "permute", "sine-spe", "conv-spe"]
@@ -106,12 +104,6 @@ def test_a_sum_is_neutral_if_both_parts_are():
     assert (make_encoding("t5") + make_encoding("shaw")).make_neutral()
     mixed = make_encoding("alibi") + make_encoding("t5")
     assert not mixed.make_neutral() and not mixed.right.weight.any()
-
-
-def test_the_page_tells_which_encodings_are_neutral():
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| (yes|no)\b", PAGE.read_text(), flags=re.MULTILINE))
-    relative = [name for name, kind in lagwise.ENCODINGS.items() if not kind.absolute]
-    assert rows == {name: "yes" if make_encoding(name).make_neutral() else "no" for name in relative}
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

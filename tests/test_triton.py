@@ -263,7 +263,8 @@ def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkey
 
 def test_scores_have_room_for_the_lags_of_all_tables():
     """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
-    from lagwise.ops.kernels.plan import PADDING, Plan
+    from lagwise.ops.kernels.logits import PADDING
+    from lagwise.ops.kernels.plan import Plan
     from lagwise.ops.kernels.scores import empty_scores
 
     terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
@@ -271,8 +272,8 @@ def test_scores_have_room_for_the_lags_of_all_tables():
     plan = Plan(lower(q, k, v, terms, Call()), terms)
     scores = empty_scores(k, 16, plan.room)
     numbers = scores.untyped_storage().nbytes() // 4
-    assert scores.storage_offset() >= 450 - 4 + PADDING
-    assert numbers - scores.storage_offset() - scores.numel() >= 450 - 4 + PADDING
+    assert scores.storage_offset() >= 450 - 4 + PADDING.value
+    assert numbers - scores.storage_offset() - scores.numel() >= 450 - 4 + PADDING.value
 
 
 def test_launches_tell_apart_all_that_kernels_are_compiled_for():
@@ -280,17 +281,27 @@ def test_launches_tell_apart_all_that_kernels_are_compiled_for():
 
     from lagwise.ops.kernels.forward import forward_kernel
     from lagwise.ops.kernels.logits import NUMBERS
-    from lagwise.ops.kernels.run import signature, stride_kind, wide
+    from lagwise.ops.kernels.plan import Plan
+    from lagwise.ops.kernels.run import key_of, wide
 
     # As it is outside the interpreter.
-    found = signature(JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS))
-    places = [*found.constants, *found.tensors, *found.strides, *found.numbers]
-    assert sorted(places) == list(range(len(found.names)))
-    assert [found.names[i] for i in found.strides] == [f"{x}_{axis}" for x in "qkv" for axis in ("batch", "head", "time")]
-    assert {found.names[i] for i in found.tensors} >= {"Q", "Bias", "KeyMask"} and "scale" in [
-        found.names[i] for i in found.numbers
-    ]
-    assert len({stride_kind(x) for x in (1, 3, 64, 2**31, 2**31 + 1)}) == 5
+    kernel = JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS)
+    q, k, v = tensors(queries=48)
+    plan = Plan(lower(q, k, v, lagwise.Terms(), Call()), lagwise.Terms())
+
+    def key(**changes):
+        return key_of(kernel, plan.arguments(**{"out": q, "lse": q, "band_logits": q, **changes}))
+
+    same = key()
+    assert key(queries=64, scale=0.5, low=-3) == same
+    shifted = torch.empty(q.numel() + 1).narrow(0, 1, q.numel()).view(q.shape)
+    view = plan.arguments()["q"]
+    different = [
+        key(queries=2**31), key(BIAS=True), key(ROWS=32), key(out=q.half()), key(out=shifted),
+        key(q=view._replace(time=1)), key(q=view._replace(time=16)), key(q=view._replace(head=2**31)),
+        key(tables=plan.table_values._replace(bias=q.double())),
+    ]  # fmt: skip
+    assert len({same, *different}) == 1 + len(different)
     assert wide(2**31) and wide(-(2**31) - 1) and not wide(2**31 - 1) and not wide(0.125)
 
 

@@ -46,8 +46,10 @@ HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "re
 """Options that say where a checkpoint is found."""
 
 
-def from_pretrained_relative(path_or_name: str | PathLike[str], model_class: type | None = None, **options) -> Any:
+def from_pretrained_relative(path_or_name: str | PathLike[str], model_class: type | None = None, **options: Any) -> Any:
     """Loads a checkpoint of BERT's family with relative positions, and computes what transformers 4.57 computed.
+
+        model = from_pretrained_relative("zhiheng-huang/bert-base-uncased-embedding-relative-key-query")
 
     All weights have their old names: `save_pretrained` writes what this function and transformers 4 load. Inputs longer than
     `max_position_embeddings` raise, as they did there. One thing differs: in a decoder with a cache, transformers 4 took all
@@ -58,8 +60,6 @@ def from_pretrained_relative(path_or_name: str | PathLike[str], model_class: typ
         model_class: A class of transformers, such as `BertForMaskedLM` or `AutoModelForMaskedLM`; the one that the checkpoint
             names unless given.
         options: Options of the class's `from_pretrained`.
-
-        model = from_pretrained_relative("zhiheng-huang/bert-base-uncased-embedding-relative-key-query")
     """
     if options.setdefault("attn_implementation", NAME) != NAME:
         raise ValueError(

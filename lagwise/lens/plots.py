@@ -345,7 +345,7 @@ def _figure(size: tuple[float, float]) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"a plot needs matplotlib: {install_command('plot')}") from error
+        raise ImportError(f"a plot needs matplotlib: {install_command('lens')}") from error
     return Figure(figsize=size, layout="constrained", dpi=120)
 
 

@@ -41,7 +41,7 @@ def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"a plot needs matplotlib: {install_command('plot')}") from error
+        raise ImportError(f"a plot needs matplotlib: {install_command('lens')}") from error
 
     measured = sorted((line for line in lines if "error" not in line), key=lambda line: line["time"])
     times = sorted({line["time"] for line in measured})

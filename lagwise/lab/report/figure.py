@@ -29,7 +29,7 @@ def plot(runs: Iterable[Run], tune: Sequence[str] = ()) -> "Figure":
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"a figure needs matplotlib: {install_command('plot')}") from error
+        raise ImportError(f"a figure needs matplotlib: {install_command('lens')}") from error
 
     found = compared_groups(runs, tune)
     tallest = max(len(group.runs) for group in found)

@@ -25,10 +25,20 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.lags import LagTable
-from lagwise.ops.kernels.logits import NUMBERS, content_product, end_queries, load_statistics, tile_gradient, tile_logits
+from lagwise.ops.kernels.arguments import Bands, Sizes
+from lagwise.ops.kernels.logits import (
+    NUMBERS,
+    content_product,
+    end_queries,
+    head_pointers,
+    load_statistics,
+    query_start_of,
+    tile_gradient,
+    tile_logits,
+)
 from lagwise.ops.kernels.plan import Plan, blocks
 from lagwise.ops.kernels.run import run
-from lagwise.ops.kernels.tiles import NEAR, dropout_state, load_keys, load_rows, product
+from lagwise.ops.kernels.tiles import NEAR, dropout_state, head_of, load_keys, load_rows, product
 from lagwise.terms import Terms
 
 # Programs of the diagonal sums, enough to fill a GPU, and how many of their sums and columns a program adds up at a time.
@@ -48,74 +58,64 @@ def sums_of_diagonals(x, SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*NUMBERS, "chunks"])
 def scalar_gradient_kernel(
-    Q, K, V, Dout, Lse, Delta, Bias, Gain, BandScores, KeyScores, QueryEnds, KeyEnds, ValueScores, ValueEnds, DBias, DGain,
-    KeyMask, SequenceStart, SequenceEnd, Starts, Seed,
-    q_batch, q_head, q_time, k_batch, k_head, k_time, v_batch, v_head, v_time, dout_batch, dout_head, dout_time,
-    heads, group, queries, keys, query_start, first, last, table_first, table_lags, low, high,
-    band_first, band_lags, value_first, value_lags, scale, dropped, chunks,
-    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIZE: tl.constexpr,
-    BIAS: tl.constexpr, GAIN: tl.constexpr, CHANNELS: tl.constexpr, SCORES: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, MASK: tl.constexpr, HIDE: tl.constexpr, PACKED: tl.constexpr, STARTS: tl.constexpr,
-    DROPOUT: tl.constexpr, FAR: tl.constexpr, LIMITED: tl.constexpr,
+    q, k, v, dout, lse, delta, dbias, dgain, tables, scores, seen,
+    heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
+    band_first, band_lags, value_first, value_lags, scale, dropped, chunks, flags: tl.constexpr,
 ):  # fmt: skip
-    """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more."""
-    part, diagonals = tl.program_id(0), tl.cdiv(high - low + SIZE, SIZE)
+    """Sums dlogit over one of the `chunks` of a block diagonal; they have all lags from `low` to `high`, and some more.
+
+    Tiles are squares of ROWS queries.
+    """
+    ROWS: tl.constexpr = flags.ROWS
+    sizes = Sizes(heads, group, queries, keys, first, last)
+    bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
+    part, diagonals = tl.program_id(0), tl.cdiv(high - low + ROWS, ROWS)
     diagonal, chunk, pair = part % diagonals, part // diagonals % chunks, part // (diagonals * chunks)
-    batch, head = pair // heads, pair % heads
-    index = tl.arange(0, SIZE)
-    offset = low + diagonal * SIZE
+    batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
+    index = tl.arange(0, ROWS)
+    offset = low + diagonal * ROWS
     lag = offset + index[None, :] - index[:, None]
-    Bias += head * table_lags
-    Gain += head * (2 * head_dim if CHANNELS else table_lags)
-    dbias = tl.zeros([SIZE, SIZE], tl.float32)
-    dgain = tl.zeros([SIZE, SIZE], tl.float32)
-    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-    base = (batch * heads + head).to(tl.int64)
-    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    V += batch.to(tl.int64) * v_batch + (head // group).to(tl.int64) * v_head
-    Dout += batch.to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
-    BandScores += base * queries * band_lags
-    KeyScores += base * keys * band_lags
-    ValueScores += base * queries * value_lags
-    KeyMask += batch.to(tl.int64) * keys
-    state = dropout_state(Seed, batch, head) if DROPOUT else 0
+    bias_sums = tl.zeros([ROWS, ROWS], tl.float32)
+    gain_sums = tl.zeros([ROWS, ROWS], tl.float32)
+    start = query_start_of(seen, batch, query_start, flags)
+    own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
+    Q, Dout = head_of(q, batch, head), head_of(dout, batch, head)
+    K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
+    state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
     # The tiles of the diagonal that have keys, and this chunk's share of them.
-    begin = tl.maximum(-start - offset, 0) // SIZE
-    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + SIZE - 1) // SIZE
+    begin = tl.maximum(-start - offset, 0) // ROWS
+    end = (tl.minimum(tl.maximum(keys - start - offset, 0), queries) + ROWS - 1) // ROWS
     share = (tl.maximum(end - begin, 0) + chunks - 1) // chunks
     for tile in range(begin + chunk * share, tl.minimum(begin + (chunk + 1) * share, end)):
-        row = tile * SIZE + index
+        row = tile * ROWS + index
         key = row + start + offset
         some_key = tl.maximum(key, 0)[None, :]
-        q = load_rows(Q, row, queries, q_time, head_dim, WIDTH, False)
-        k = load_keys(K, KeyMask, key, keys, k_time, head_dim, WIDTH, False, HIDE)
-        v = load_keys(V, KeyMask, key, keys, v_time, value_dim, VALUE_WIDTH, False, HIDE)
-        dout = load_rows(Dout, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
-        lse, delta = load_statistics(Lse + base * queries, Delta + base * queries, row, queries, NEAR)
-        q_past, q_future, _past, _future = end_queries(q, Gain, head_dim, WIDTH, CHANNELS)
-        content = content_product(q_past, q_future, tl.trans(k), lag, band_first, band_lags, NEAR, CHANNELS)
+        q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, flags.WIDTH, False)
+        k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, flags.WIDTH, False, flags.HIDE)
+        v_rows = load_keys(V, own.key_mask, key, keys, v.time, flags.value_dim, flags.VALUE_WIDTH, False, flags.HIDE)
+        dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False)
+        row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, NEAR)
+        q_past, q_future, _past, _future = end_queries(q_rows, own.gain, flags)
+        content = content_product(q_past, q_future, tl.trans(k_rows), lag, bands, NEAR, flags)
         logits, _gain = tile_logits(
-            content, lag, row[:, None], some_key, head, scale, Bias, Bias, Gain, table_first, 0, 0,
-            heads, BandScores, KeyScores, band_first, band_lags, QueryEnds + base * 2 * queries, KeyEnds + base * 2 * keys,
-            queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
-            NEAR, BIAS, False, GAIN, SCORES, QUERY, KEY, LIMITED or MASK or PACKED, LIMITED, True, MASK, PACKED, FAR,
+            content, lag, row[:, None], some_key, own, seen, sizes, bands, scale,
+            NEAR, flags.LIMITED or flags.MASK or flags.PACKED, False, False, flags,
         )  # fmt: skip
         logits += tl.where((key >= 0) & (key < keys), 0.0, -float("inf"))[None, :]
         _weights, dlogits = tile_gradient(
-            logits, lse, delta, product(dout, tl.trans(v)), lag, row[:, None], some_key, state, dropped,
-            ValueScores, ValueEnds + base * 2 * queries, value_first, value_lags, queries, NEAR, VALUE, DROPOUT,
+            logits, row_lse, row_delta, product(dout_rows, tl.trans(v_rows)), lag, row[:, None], some_key,
+            own, sizes, bands, state, dropped, NEAR, flags,
         )  # fmt: skip
-        if BIAS:
-            dbias += dlogits
-        if GAIN:
-            dgain += dlogits * content
-    entry = part.to(tl.int64) * 2 * SIZE
-    lags = tl.arange(0, 2 * SIZE)
-    if BIAS:
-        tl.store(DBias + entry + lags, sums_of_diagonals(dbias, SIZE))
-    if GAIN:
-        tl.store(DGain + entry + lags, sums_of_diagonals(dgain, SIZE) * scale)
+        if flags.BIAS:
+            bias_sums += dlogits
+        if flags.GAIN:
+            gain_sums += dlogits * content
+    entry = part.to(tl.int64) * 2 * ROWS
+    lags = tl.arange(0, 2 * ROWS)
+    if flags.BIAS:
+        tl.store(dbias + entry + lags, sums_of_diagonals(bias_sums, ROWS))
+    if flags.GAIN:
+        tl.store(dgain + entry + lags, sums_of_diagonals(gain_sums, ROWS) * scale)
 
 
 @triton.jit
@@ -208,12 +208,13 @@ def diagonal_sums(plan: Plan, given: dict[str, Any]) -> DiagonalSums:
     diagonals = blocks(plan.high - plan.low + size, size)
     chunks = min(blocks(DIAGONAL_PROGRAMS, diagonals * plan.heads * plan.batch), blocks(plan.queries, size))
     shape = (plan.batch, plan.heads, chunks, diagonals, 2 * size)
-    wanted = [name for name in ("bias", "gain") if plan.arguments[name.upper()]]
+    wanted = [name for name in ("bias", "gain") if plan.flags[name.upper()]]
     sums = {name: torch.empty(shape, dtype=torch.float32, device=plan.q.device) for name in wanted}
     if wanted:
-        more = {**{f"D{name.capitalize()}": x for name, x in sums.items()}, "SIZE": size, "chunks": chunks}
-        grid = (diagonals, chunks, plan.batch * plan.heads)
-        run(scalar_gradient_kernel, grid, {**plan.arguments, **given, **more}, warps, stages)
+        arguments = plan.arguments(
+            **given, dbias=sums.get("bias", plan.q), dgain=sums.get("gain", plan.q), chunks=chunks, ROWS=size
+        )
+        run(scalar_gradient_kernel, (diagonals, chunks, plan.batch * plan.heads), arguments, warps, stages)
     return DiagonalSums(size, chunks, diagonals, sums)
 
 

@@ -20,9 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.bias_gradient import DIAGONAL_PROGRAMS
+from lagwise.ops.kernels.logits import query_start_of
 from lagwise.ops.kernels.plan import Plan, blocks
 from lagwise.ops.kernels.run import run
-from lagwise.ops.kernels.tiles import DIRECT, load_rows, store_rows
+from lagwise.ops.kernels.tiles import DIRECT, head_of, load_rows, store_rows
 from lagwise.terms import Terms
 
 # Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
@@ -97,154 +98,158 @@ def stacked(columns):
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_scores_kernel(
-    Q, K, ChannelGain, BandScores, Starts,
-    q_batch, q_head, q_time, k_batch, k_head, k_time,
-    heads, group, queries, keys, query_start, band_first, band_lags,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
-    LAGS: tl.constexpr, STARTS: tl.constexpr, QUERY: tl.constexpr,
+    q, k, tables, scores, seen, heads, group, queries, keys, query_start, band_first, band_lags, flags: tl.constexpr
 ):  # fmt: skip
-    """Writes the content product of LAGS lags to the scores of a block of queries, or adds it to those of a table QUERY."""
-    index, count, lag_blocks = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH), tl.cdiv(band_lags, LAGS)
+    """Writes the content product of LAGS lags to the scores of a block of queries, or adds it to those of a query table."""
+    WIDTH: tl.constexpr = flags.WIDTH
+    RUNS: tl.constexpr = flags.RUNS
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
+    index, count, lag_blocks = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH), tl.cdiv(band_lags, flags.LAGS)
     block, lag_block, pair = index % count, index // count % lag_blocks, index // (count * lag_blocks)
     batch, head = pair // heads, pair % heads
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     row = block * RUNS * LENGTH + tl.arange(0, RUNS * LENGTH)
-    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    ChannelGain += head * band_lags * head_dim
-    entry = BandScores + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64)[:, None] * band_lags
-    q = load_runs(Q, run, queries, q_time, head_dim, WIDTH, LENGTH)
-    for lag in range(lag_block * LAGS, min(lag_block * LAGS + LAGS, band_lags), STEP):
-        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
-        scores = ()
+    start = query_start_of(seen, batch, query_start, flags)
+    Q = head_of(q, batch, head)
+    K = head_of(k, batch, head // group)
+    ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
+    entry = scores.band + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64)[:, None] * band_lags
+    q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
+    for lag in range(lag_block * flags.LAGS, min(lag_block * flags.LAGS + flags.LAGS, band_lags), STEP):
+        met = run + start + band_first + lag
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
+        columns = ()
         for step in tl.static_range(STEP):
-            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             column = ()
             for place in tl.static_range(LENGTH):
-                column += (tl.sum(q[place] * gain * k[place + step], 1),)
-            scores += (stacked(column),)
-        found = tl.reshape(stacked(scores), [RUNS * LENGTH, STEP])
+                column += (tl.sum(q_runs[place] * gain * k_runs[place + step], 1),)
+            columns += (stacked(column),)
+        found = tl.reshape(stacked(columns), [RUNS * LENGTH, STEP])
         entries = entry + lag + tl.arange(0, STEP)[None, :]
-        if QUERY:
+        if flags.QUERY:
             found += tl.load(entries, mask=(row < queries)[:, None], other=0.0).to(tl.float32)
-        tl.store(entries, found.to(BandScores.dtype.element_ty), mask=(row < queries)[:, None])
+        tl.store(entries, found.to(scores.band.dtype.element_ty), mask=(row < queries)[:, None])
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_query_gradient_kernel(
-    K, ChannelGain, DBandScores, Dq, Starts,
-    k_batch, k_head, k_time,
-    heads, group, queries, keys, query_start, band_first, band_lags, scale,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
-    STARTS: tl.constexpr,
+    k, tables, scores, seen, dq, heads, group, queries, keys, query_start, band_first, band_lags, scale, flags: tl.constexpr
 ):  # fmt: skip
     """Adds the band's share to dq of a block of queries."""
+    WIDTH: tl.constexpr = flags.WIDTH
+    RUNS: tl.constexpr = flags.RUNS
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
     index, count = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH)
     block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
-    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags + run.to(tl.int64) * band_lags
-    ChannelGain += head * band_lags * head_dim
-    dq = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    start = query_start_of(seen, batch, query_start, flags)
+    K = head_of(k, batch, head // group)
+    dscores = scores.band + pair.to(tl.int64) * queries * band_lags + run.to(tl.int64) * band_lags
+    ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
+    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
     for lag in range(0, band_lags, STEP):
-        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        met = run + start + band_first + lag
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         dscore = ()
         for place in tl.static_range(LENGTH):
             dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, STEP),)
         for step in tl.static_range(STEP):
-            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
-                changed += (dq[place] + dscore[place][step] * gain * k[place + step],)
-            dq = changed
-    Dq += pair.to(tl.int64) * queries * head_dim
+                changed += (changes[place] + dscore[place][step] * gain * k_runs[place + step],)
+            changes = changed
+    Dq = dq + pair.to(tl.int64) * queries * flags.head_dim
     for place in tl.static_range(LENGTH):
-        before = load_rows(Dq, run + place, queries, head_dim, head_dim, WIDTH, False).to(tl.float32)
-        store_rows(Dq, run + place, queries, head_dim, dq[place] * scale + before, head_dim, WIDTH)
+        before = load_rows(Dq, run + place, queries, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dq, run + place, queries, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_key_gradient_kernel(
-    Q, ChannelGain, DBandScores, Dk, Starts,
-    q_batch, q_head, q_time,
-    heads, queries, keys, query_start, band_first, band_lags, scale,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
-    STARTS: tl.constexpr,
+    q, tables, scores, seen, dk, heads, queries, keys, query_start, band_first, band_lags, scale, flags: tl.constexpr
 ):  # fmt: skip
     """Adds the band's share to dk of a block of keys, from one query head."""
+    WIDTH: tl.constexpr = flags.WIDTH
+    RUNS: tl.constexpr = flags.RUNS
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
     index, count = tl.program_id(0), tl.cdiv(keys, RUNS * LENGTH)
     block, pair = index % count, index // count
     batch, head = pair // heads, pair % heads
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
-    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags
-    ChannelGain += head * band_lags * head_dim
-    dk = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
+    start = query_start_of(seen, batch, query_start, flags)
+    Q = head_of(q, batch, head)
+    dscores = scores.band + pair.to(tl.int64) * queries * band_lags
+    ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
+    changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
     for lag in range(0, band_lags, STEP):
         # The query of a run's first key at the last lag: that of key `place` at lag `step` is `place + STEP - 1 - step` later.
         first = run - start - band_first - lag - (STEP - 1)
-        q = load_runs(Q, first, queries, q_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        q_runs = load_runs(Q, first, queries, q.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         pointers = dscores + first.to(tl.int64) * band_lags + lag
         dscore = ()
         for place in tl.static_range(LENGTH + STEP - 1):
             dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), STEP),)
             pointers += band_lags
         for step in tl.static_range(STEP):
-            gain = lag_gain(ChannelGain + lag * head_dim + step * head_dim, head_dim, WIDTH)
+            gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
-                changed += (dk[place] + dscore[place + STEP - 1 - step][step] * gain * q[place + STEP - 1 - step],)
-            dk = changed
-    Dk += pair.to(tl.int64) * keys * head_dim
+                changed += (changes[place] + dscore[place + STEP - 1 - step][step] * gain * q_runs[place + STEP - 1 - step],)
+            changes = changed
+    Dk = dk + pair.to(tl.int64) * keys * flags.head_dim
     for place in tl.static_range(LENGTH):
-        before = load_rows(Dk, run + place, keys, head_dim, head_dim, WIDTH, False).to(tl.float32)
-        store_rows(Dk, run + place, keys, head_dim, dk[place] * scale + before, head_dim, WIDTH)
+        before = load_rows(Dk, run + place, keys, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dk, run + place, keys, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_gain_gradient_kernel(
-    Q, K, DBandScores, DChannelGain, Starts,
-    q_batch, q_head, q_time, k_batch, k_head, k_time,
-    heads, group, queries, keys, query_start, band_first, band_lags, chunks, scale,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr, LENGTH: tl.constexpr, STEP: tl.constexpr,
-    STARTS: tl.constexpr,
+    q, k, scores, seen, dgain, heads, group, queries, keys, query_start, band_first, band_lags, chunks, scale,
+    flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the share of dgain that a chunk of the queries gives to STEP lags, [chunks, lags, head_dim] per pair."""
+    WIDTH: tl.constexpr = flags.WIDTH
+    RUNS: tl.constexpr = flags.RUNS
+    LENGTH: tl.constexpr = flags.LENGTH
+    STEP: tl.constexpr = flags.STEP
     index, lag_blocks = tl.program_id(0), band_lags // STEP
     lag, chunk, pair = index % lag_blocks * STEP, index // lag_blocks % chunks, index // (lag_blocks * chunks)
     batch, head = pair // heads, pair % heads
-    start = tl.load(Starts + batch).to(tl.int32) if STARTS else query_start
-    Q += batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    K += batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
-    dscores = DBandScores + pair.to(tl.int64) * queries * band_lags + lag
-    dgain = (tl.zeros([RUNS, WIDTH], tl.float32),) * STEP
+    start = query_start_of(seen, batch, query_start, flags)
+    Q = head_of(q, batch, head)
+    K = head_of(k, batch, head // group)
+    dscores = scores.band + pair.to(tl.int64) * queries * band_lags + lag
+    sums = (tl.zeros([RUNS, WIDTH], tl.float32),) * STEP
     for block in range(chunk * RUNS * LENGTH, queries, chunks * RUNS * LENGTH):
         run = block + tl.arange(0, RUNS) * LENGTH
-        q = load_runs(Q, run, queries, q_time, head_dim, WIDTH, LENGTH)
-        k = load_runs(K, run + start + band_first + lag, keys, k_time, head_dim, WIDTH, LENGTH + STEP - 1)
+        q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
+        met = run + start + band_first + lag
+        k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         pointers = dscores + run.to(tl.int64) * band_lags
         for place in tl.static_range(LENGTH):
             dscore = load_words(pointers, run + place < queries, STEP)
             pointers += band_lags
             changed = ()
             for step in tl.static_range(STEP):
-                changed += (dgain[step] + dscore[step] * q[place] * k[place + step],)
-            dgain = changed
-    share = DChannelGain + ((pair.to(tl.int64) * chunks + chunk) * band_lags + lag) * head_dim
+                changed += (sums[step] + dscore[step] * q_runs[place] * k_runs[place + step],)
+            sums = changed
+    share = dgain + ((pair.to(tl.int64) * chunks + chunk) * band_lags + lag) * flags.head_dim
     channel = tl.arange(0, WIDTH)
     for step in tl.static_range(STEP):
-        tl.store(share + step * head_dim + channel, tl.sum(dgain[step], 0) * scale, mask=channel < head_dim)
+        tl.store(share + step * flags.head_dim + channel, tl.sum(sums[step], 0) * scale, mask=channel < flags.head_dim)
 
 
 def channel_scores(plan: Plan) -> None:
     """Adds the content product of a plan's band to its scores, or writes it where there are none."""
     sizes, rows, warps = runs(plan, loads_gain=True)
-    grid = (blocks(plan.queries, rows), blocks(plan.arguments["band_lags"], LAGS), plan.batch * plan.heads)
-    run(channel_scores_kernel, grid, {**plan.arguments, **sizes}, warps, stages=1)
+    grid = (blocks(plan.queries, rows), blocks(plan.numbers["band_lags"], LAGS), plan.batch * plan.heads)
+    run(channel_scores_kernel, grid, plan.arguments(**sizes), warps, stages=1)
 
 
 def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
@@ -252,26 +257,24 @@ def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
 
     To fewer warps Triton would hand the gains of a wide head through shared memory.
     """
-    warps, length = (max(4, plan.arguments["WIDTH"] // 16), LENGTH) if loads_gain else (4, GAIN_LENGTH)
-    count = warps * WARP_CHANNELS // plan.arguments["WIDTH"]
+    warps, length = (max(4, plan.flags["WIDTH"] // 16), LENGTH) if loads_gain else (4, GAIN_LENGTH)
+    count = warps * WARP_CHANNELS // plan.flags["WIDTH"]
     return {"RUNS": count, "LENGTH": length, "STEP": STEP, "LAGS": LAGS}, count * length, warps
 
 
-def channel_gradients(plan: Plan, dscores: Tensor, found: dict[str, Tensor], tables: Terms) -> None:
-    """Adds the shares of a gain per channel to dq and dk, and its gradient in the band."""
+def channel_gradients(plan: Plan, found: dict[str, Tensor], tables: Terms) -> None:
+    """Adds the shares of a gain per channel to dq and dk, and its gradient in the band, from gradients in place of the scores."""
     assert plan.tables.gain is not None and tables.gain is not None
     sizes, rows, warps = runs(plan, loads_gain=True)
-    pairs = plan.batch * plan.heads
-    given = {**plan.arguments, **sizes, "DBandScores": dscores, "Dq": found["q"], "Dk": found["k"]}
-    run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), given, warps, stages=1)
-    run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), given, warps, stages=1)
+    pairs, lags = plan.batch * plan.heads, plan.numbers["band_lags"]
+    arguments = plan.arguments(**sizes, dq=found["q"], dk=found["k"])
+    run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), arguments, warps, stages=1)
+    run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), arguments, warps, stages=1)
     sizes, rows, warps = runs(plan, loads_gain=False)
-    steps = given["band_lags"] // STEP
-    chunks = min(blocks(DIAGONAL_PROGRAMS, steps * pairs), blocks(plan.queries, rows))
-    shape = (plan.batch, plan.heads, chunks, given["band_lags"], plan.q.shape[3])
-    shares = torch.empty(shape, dtype=torch.float32, device=plan.q.device)
-    given |= {**sizes, "DChannelGain": shares, "chunks": chunks}
-    run(channel_gain_gradient_kernel, (steps, chunks, pairs), given, warps, stages=1)
+    chunks = min(blocks(DIAGONAL_PROGRAMS, lags // STEP * pairs), blocks(plan.queries, rows))
+    shares = torch.empty(plan.batch, plan.heads, chunks, lags, plan.q.shape[3], dtype=torch.float32, device=plan.q.device)
+    arguments = plan.arguments(**sizes, dgain=shares, chunks=chunks)
+    run(channel_gain_gradient_kernel, (lags // STEP, chunks, pairs), arguments, warps, stages=1)
     plan.tables.gain.fold(shares.sum((0, 2)), plan.band_first, tables.gain)
 
 

@@ -7,6 +7,7 @@
 import triton
 import triton.language as tl
 
+from lagwise.ops.kernels.arguments import HeadPointers
 from lagwise.ops.kernels.tiles import (
     FUTURE,
     LOG2E,
@@ -24,81 +25,103 @@ from lagwise.ops.kernels.tiles import (
     with_ends,
 )
 
+# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
+# stay inside.
+PADDING = tl.constexpr(256)
+
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
-    "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "table_first", "table_lags",
-    "low", "high", "band_first", "band_lags", "value_first", "value_lags", "past_rows", "future_rows", "past_keys", "future_keys",
-    "scale", "dropped",
+    "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "low", "high",
+    "band_first", "band_lags", "value_first", "value_lags", "past_count", "future_count", "scale", "dropped",
 ]  # fmt: skip
 
 
 @triton.jit
+def query_start_of(seen, batch, query_start, flags: tl.constexpr):
+    """Returns the position of the first query of a row of the batch."""
+    return tl.load(seen.starts + batch).to(tl.int32) if flags.STARTS else query_start
+
+
+@triton.jit
+def head_pointers(tables, scores, seen, pair, sizes, bands, flags: tl.constexpr):
+    """Returns where a head has its tables, scores and mask."""
+    batch, head, base = pair // sizes.heads, pair % sizes.heads, pair.to(tl.int64)
+    lags = bands.near_last - bands.near_first + 1 + 2 * PADDING
+    return HeadPointers(
+        bias=tables.bias + head * lags,
+        slopes=tables.slopes + head,
+        gain=tables.gain + head * (2 * flags.head_dim if flags.CHANNELS else lags),
+        value=tables.value + head * bands.value_lags * flags.value_dim,
+        band=scores.band + base * sizes.queries * bands.lags,
+        key=scores.key + base * sizes.keys * bands.lags,
+        query_ends=scores.query_ends + base * 2 * sizes.queries,
+        key_ends=scores.key_ends + base * 2 * sizes.keys,
+        value_scores=scores.value + base * sizes.queries * bands.value_lags,
+        value_ends=scores.value_ends + base * 2 * sizes.queries,
+        key_mask=seen.key_mask + batch.to(tl.int64) * sizes.keys,
+    )
+
+
+@triton.jit
 def tile_logits(
-    content, lag, row, key, head, scale, Bias, Slopes, Gain, table_first, near_first, near_last, heads,
-    BandScores, KeyScores, band_first, band_lags, QueryEnds, KeyEnds, queries, keys, first, last,
-    KeyMask, SequenceStart, SequenceEnd,
-    SIDE: tl.constexpr, BIAS: tl.constexpr, SLOPES: tl.constexpr, GAIN: tl.constexpr, SCORES: tl.constexpr,
-    QUERY: tl.constexpr, KEY: tl.constexpr, MASKED: tl.constexpr, LIMITED: tl.constexpr, WHOLE: tl.constexpr,
-    MASK: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
+    content, lag, row, key, own, seen, sizes, bands, scale,
+    SIDE: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr, SLOPES: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain.
 
     Without FAR a tile has no lags that may be seen beyond the columns of the tables.
     """
-    end = near_first if SIDE == PAST else near_last
+    end = bands.near_first if SIDE == PAST else bands.near_last
+    padded_first = bands.near_first - PADDING
     x = content
     gain = 1.0
-    if GAIN:
-        gain = at_lags(Gain, lag, table_first) if SIDE == NEAR else tl.load(Gain + (end - table_first))
+    if flags.GAIN:
+        gain = at_lags(own.gain, lag, padded_first) if SIDE == NEAR else tl.load(own.gain + (end - padded_first))
         x = x * gain
-    if SCORES and SIDE == NEAR:
-        scores = lag_scores(BandScores, row, queries, lag, band_first, band_lags)
-        if FAR:
-            past, future = load_ends(QueryEnds, row, queries, QUERY)
-            scores = with_ends(scores, past, future, lag, band_first, band_lags)
+    if flags.SCORES and SIDE == NEAR:
+        scores = lag_scores(own.band, row, sizes.queries, lag, bands.first, bands.lags)
+        if flags.FAR:
+            past, future = load_ends(own.query_ends, row, sizes.queries, flags.QUERY)
+            scores = with_ends(scores, past, future, lag, bands.first, bands.lags)
         x += scores
-    elif QUERY:
-        past, future = load_ends(QueryEnds, row, queries, QUERY)
+    elif flags.QUERY:
+        past, future = load_ends(own.query_ends, row, sizes.queries, flags.QUERY)
         x += past if SIDE == PAST else future
-    if KEY:
-        past, future = load_ends(KeyEnds, key, keys, FAR)
+    if flags.KEY:
+        past, future = load_ends(own.key_ends, key, sizes.keys, flags.FAR)
         if SIDE == NEAR:
-            scores = lag_scores(KeyScores, key, keys, lag, band_first, band_lags)
-            x += with_ends(scores, past, future, lag, band_first, band_lags) if FAR else scores
+            scores = lag_scores(own.key, key, sizes.keys, lag, bands.first, bands.lags)
+            x += with_ends(scores, past, future, lag, bands.first, bands.lags) if flags.FAR else scores
         else:
             x += past if SIDE == PAST else future
     x = x * scale
-    if BIAS:
-        x += at_lags(Bias, lag, table_first) if SIDE == NEAR else tl.load(Bias + (end - table_first))
+    if flags.BIAS:
+        x += at_lags(own.bias, lag, padded_first) if SIDE == NEAR else tl.load(own.bias + (end - padded_first))
     if SLOPES and SIDE != NEAR:
-        slope = tl.load(Slopes + (0 if SIDE == PAST else heads) + head)
+        slope = tl.load(own.slopes + (0 if SIDE == PAST else sizes.heads))
         x += slope * (lag - end).to(tl.float32)
     if MASKED:
-        seen = visible(
-            lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd, LIMITED, not WHOLE, MASK, PACKED
-        )
-        x = tl.where(seen, x, -float("inf"))
+        x = tl.where(visible(lag, row, key, own.key_mask, seen, sizes, RAGGED, flags), x, -float("inf"))
     return x, gain
 
 
 @triton.jit
 def tile_gradient(
-    logits, lse, delta, dweights, lag, row, key, state, dropped, ValueScores, ValueEnds, value_first, value_lags, queries,
-    SIDE: tl.constexpr, VALUE: tl.constexpr, DROPOUT: tl.constexpr,
+    logits, lse, delta, dweights, lag, row, key, own, sizes, bands, state, dropped, SIDE: tl.constexpr, flags: tl.constexpr
 ):  # fmt: skip
     """Returns the weights after dropout and the gradient of the logits, from dout . v.
 
     p = exp(logit - lse),      dlogit = p * (dout_i . (v_j + value(n)) - delta_i)
     """
     weights = tl.exp2((logits - lse) * LOG2E)
-    if VALUE:
-        past, future = load_ends(ValueEnds, row, queries, VALUE)
+    if flags.VALUE:
+        past, future = load_ends(own.value_ends, row, sizes.queries, flags.VALUE)
         if SIDE == NEAR:
-            scores = lag_scores(ValueScores, row, queries, lag, value_first, value_lags)
-            dweights += with_ends(scores, past, future, lag, value_first, value_lags)
+            scores = lag_scores(own.value_scores, row, sizes.queries, lag, bands.value_first, bands.value_lags)
+            dweights += with_ends(scores, past, future, lag, bands.value_first, bands.value_lags)
         else:
             dweights += past if SIDE == PAST else future
-    if DROPOUT:
+    if flags.DROPOUT:
         keep = kept(state, row, key, dropped)
         larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
         dlogits = weights * (tl.where(keep, dweights * larger, 0.0) - delta)
@@ -121,26 +144,27 @@ def load_statistics(Lse, Delta, row, queries, SIDE: tl.constexpr):
 
 
 @triton.jit
-def end_queries(q, Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr):
+def end_queries(q, Gain, flags: tl.constexpr):
     """Returns q times the gain of the end columns, [2, head_dim], rounded once, and these gains; without CHANNELS q and ones."""
-    if CHANNELS:
-        channel = tl.arange(0, WIDTH)
-        past = tl.load(Gain + channel, mask=channel < head_dim, other=0.0)[None, :]
-        future = tl.load(Gain + head_dim + channel, mask=channel < head_dim, other=0.0)[None, :]
+    if flags.CHANNELS:
+        channel = tl.arange(0, flags.WIDTH)
+        past = tl.load(Gain + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
+        future = tl.load(Gain + flags.head_dim + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
         return (q.to(tl.float32) * past).to(q.dtype), (q.to(tl.float32) * future).to(q.dtype), past, future
     else:
         return q, q, 1.0, 1.0
 
 
 @triton.jit
-def content_product(q_past, q_future, k, lag, band_first, band_lags, SIDE: tl.constexpr, CHANNELS: tl.constexpr):
+def content_product(q_past, q_future, k, lag, bands, SIDE: tl.constexpr, flags: tl.constexpr):
     """Returns the content product of a tile that scores do not hold, from keys as columns."""
-    if not CHANNELS or SIDE == PAST:
+    if not flags.CHANNELS or SIDE == PAST:
         return product(q_past, k)
     elif SIDE == FUTURE:
         return product(q_future, k)
     else:
-        return before(product(q_past, k), lag, band_first) + after(product(q_future, k), lag, band_first + band_lags - 1)
+        beyond = after(product(q_future, k), lag, bands.first + bands.lags - 1)
+        return before(product(q_past, k), lag, bands.first) + beyond
 
 
 @triton.jit
@@ -159,18 +183,18 @@ def near_stretch(begin, end, past_until, future_from, FAR: tl.constexpr, STEP: t
 
 
 @triton.jit
-def key_range(
-    row_start, start, batch, queries, keys, first, last, near_first, near_last, Bounds, SequenceStart, SequenceEnd,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, FAR: tl.constexpr,
-):  # fmt: skip
+def key_range(row_start, start, batch, seen, sizes, bands, flags: tl.constexpr):
     """Returns the keys that a block of queries can see, begin and end, and where the near tiles among them begin and end."""
     position = row_start + start
-    begin, end = tl.maximum(position + first, 0), tl.minimum(position + ROWS + last, keys)
-    if MASK:
-        begin, end = tl.maximum(begin, tl.load(Bounds + 2 * batch)), tl.minimum(end, tl.load(Bounds + 2 * batch + 1))
-    if PACKED:
-        begin = tl.maximum(begin, tl.load(SequenceStart + row_start))
-        end = tl.minimum(end, tl.load(SequenceEnd + tl.minimum(row_start + ROWS, queries) - 1))
-    begin = begin // KEYS * KEYS
-    near, beyond = near_stretch(begin, end, near_first + position - KEYS, near_last + position + ROWS, FAR, KEYS)
+    begin, end = tl.maximum(position + sizes.first, 0), tl.minimum(position + flags.ROWS + sizes.last, sizes.keys)
+    if flags.MASK:
+        begin = tl.maximum(begin, tl.load(seen.bounds + 2 * batch))
+        end = tl.minimum(end, tl.load(seen.bounds + 2 * batch + 1))
+    if flags.PACKED:
+        begin = tl.maximum(begin, tl.load(seen.sequence_start + row_start))
+        end = tl.minimum(end, tl.load(seen.sequence_end + tl.minimum(row_start + flags.ROWS, sizes.queries) - 1))
+    begin = begin // flags.KEYS * flags.KEYS
+    near, beyond = near_stretch(
+        begin, end, bands.near_first + position - flags.KEYS, bands.near_last + position + flags.ROWS, flags.FAR, flags.KEYS
+    )
     return begin, near, beyond, end

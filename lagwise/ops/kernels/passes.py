@@ -7,9 +7,10 @@ from torch import Tensor
 
 from lagwise.lags import LagTable
 from lagwise.ops.grouped import per_key_head
+from lagwise.ops.kernels.arguments import flags, view
 from lagwise.ops.kernels.backward import differentiate
 from lagwise.ops.kernels.forward import attend
-from lagwise.ops.kernels.plan import ROWS, Plan, blocks, strides, width
+from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
 from lagwise.ops.kernels.rows import delta_kernel
 from lagwise.ops.kernels.run import run
 from lagwise.ops.lowering import DIFFERENTIABLE, Lowered, empty_laid_out, is_by_token, tables_of
@@ -101,12 +102,15 @@ def like_tokens(x: Tensor) -> bool:
 def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     """Returns `dout . out - dlse` per row: what each row's logits lose to the normalisation."""
     found = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
-    given = {
-        "Out": out, "Dout": dout, "Dlse": out if dlse is None else dlse.contiguous(), "Delta": found, **strides("dout", dout),
-        "heads": out.shape[1], "queries": out.shape[2], "value_dim": out.shape[3], "VALUE_WIDTH": width(out.shape[3]),
-        "ROWS": ROWS, "DLSE": dlse is not None, "OUT_BY_TOKEN": is_by_token(out),
+    arguments = {
+        "out": out, "dout": view(dout), "dlse": out if dlse is None else dlse.contiguous(), "delta": found,
+        "heads": out.shape[1], "queries": out.shape[2],
+        "flags": flags(
+            head_dim=0, value_dim=out.shape[3], WIDTH=0, VALUE_WIDTH=width(out.shape[3]), ROWS=ROWS,
+            DLSE=dlse is not None, OUT_BY_TOKEN=is_by_token(out),
+        ),
     }  # fmt: skip
-    run(delta_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    run(delta_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), arguments, warps=4, stages=1)
     return found
 
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from lagwise.noise import KEEP_BITS
+from lagwise.ops.kernels.arguments import FarKeys, FarQueries, Scores, Seen, Tables, flags, view
+from lagwise.ops.kernels.logits import PADDING
 from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT
 from lagwise.ops.lowering import Lowered, is_by_token
@@ -28,9 +30,6 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
 FLOAT32_TILES = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
 # The interpreter has no registers to fill: small tiles leave less to compute in vain.
 INTERPRETED = (16, 16, 1, 1)
-# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
-# stay inside.
-PADDING = 256
 # Rows of the kernels that are no matrix products.
 ROWS = 64
 
@@ -65,7 +64,6 @@ class Plan:
         scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
         self.scored = any(getattr(self.tables, name) is not None for name in scored)
         self.v = v = self.shown(v)
-        scores = self.tables.query is not None or self.channels
         self.band_first, self.band_last = aligned(*self.band(*scored))
         self.value_first, self.value_last = aligned(*self.band("value"))
         near_first, near_last = self.low, max(self.high, self.band_last, self.value_last)
@@ -73,36 +71,38 @@ class Plan:
             # Beyond the near tiles nothing is masked.
             near_first, near_last = min(near_first, last), max(near_last, last)
         # Near tiles gather scores at all near lags: there must be room for them, a multiple that keeps the scores aligned.
-        self.room = (1 + blocks(near_last - near_first + 1, PADDING)) * PADDING
-        self.arguments: dict[str, Any] = {
-            **dict.fromkeys(POINTERS, q), **dict.fromkeys(FAR_NUMBERS, 0), "SIDES": 0, "Q": q, "K": k, "V": v,
-            **strides("q", q), **strides("k", k), **strides("v", v),
+        self.room = (1 + blocks(near_last - near_first + 1, PADDING.value)) * PADDING.value
+        self.numbers = {
             "heads": self.heads, "group": self.heads // k.shape[1], "queries": self.queries, "keys": self.keys,
             "query_start": lowered.query_start, "first": first, "last": last, "near_first": near_first, "near_last": near_last,
-            "low": self.low, "high": self.high, "table_first": near_first - PADDING,
-            "table_lags": near_last - near_first + 1 + 2 * PADDING,
+            "low": self.low, "high": self.high,
             "band_first": self.band_first, "band_lags": self.band_last - self.band_first + 1,
             "value_first": self.value_first, "value_lags": self.value_last - self.value_first + 1,
             "scale": call.scale, "dropped": round(call.dropout * 2**KEEP_BITS),
+        }  # fmt: skip
+        self.flags = {
             "head_dim": head_dim, "value_dim": value_dim, "WIDTH": width(head_dim), "VALUE_WIDTH": width(value_dim),
             "BIAS": self.tables.bias is not None, "SLOPES": lowered.slopes is not None,
-            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels, "SCORES": scores,
+            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels,
+            "SCORES": self.tables.query is not None or self.channels,
             "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
             "MASK": call.key_mask is not None, "HIDE": call.key_mask is not None and not self.scored,
             "PACKED": call.cu_seqlens is not None, "STARTS": call.per_row,
             "DROPOUT": call.dropout > 0.0, "FAR": only is None,
             "LIMITED": call.causal or call.window is not None or lags is not None or only is not None,
-            "WINDOW": call.window is not None or lags is not None,
             # Gradients to which others add products, or whose heads are summed, lie head by head.
             "DQ_BY_TOKEN": is_by_token(q) and not self.scored,
             "DK_BY_TOKEN": is_by_token(k) and is_by_token(v) and not self.scored and self.heads == k.shape[1],
         }  # fmt: skip
-        if call.seed is not None:
-            self.arguments["Seed"] = call.seed
-        if lowered.starts is not None:
-            self.arguments["Starts"] = lowered.starts
-        self._pad_tables(near_first - PADDING, near_last + PADDING)
-        self._mask_keys()
+        self.windowed = call.window is not None or lags is not None
+        # Any tensor stands for what the call has not.
+        self.table_values = self._padded_tables(near_first - PADDING.value, near_last + PADDING.value)
+        self.scores = Scores(q, q, q, q, q, q)
+        self.seen = self._seen()
+        self.far_queries: FarQueries | None = None
+        self.far_keys: FarKeys | None = None
+        self.sides = 0
+        self.far_query_counts = self.far_key_counts = {"past_count": 0, "future_count": 0}
 
     def band(self, *names: str) -> tuple[int, int]:
         """Returns the first and the last lag of the columns of some tables that the call can reach, at least one lag.
@@ -119,39 +119,44 @@ class Plan:
         low = min(max(low, self.first), high)
         return low, max(min(high, self.last), low)
 
-    def _pad_tables(self, first: int, last: int) -> None:
-        """Gives the kernels tables of scalars for all lags that near tiles touch, one row per head."""
-        if self.tables.bias is not None:
-            self.arguments["Bias"] = self.per_head(self.tables.bias.window(first, last))
+    def _padded_tables(self, first: int, last: int) -> Tables:
+        """Returns tables of scalars for all lags that near tiles touch, one row per head, and the others for their bands."""
+        none, tables = self.q, self.tables
+        bias = slopes = gain = channel_gain = value = none
+        if tables.bias is not None:
+            bias = self.per_head(tables.bias.window(first, last))
         if self.lowered.slopes is not None:
-            self.arguments["Slopes"] = self.lowered.slopes.float().expand(2, self.heads).contiguous()
-        if self.tables.gain is not None and self.channels:
-            window = self.tables.gain.window(self.band_first, self.band_last)
-            self.arguments["ChannelGain"] = self.per_head(window)
-            self.arguments["Gain"] = self.per_head(torch.stack([window[:, 0], window[:, -1]], dim=1))
-        elif self.tables.gain is not None:
-            self.arguments["Gain"] = self.per_head(self.tables.gain.window(first, last)[..., 0])
-        if self.tables.value is not None:
-            window = self.tables.value.window(self.value_first, self.value_last)
-            self.arguments["Value"] = self.per_head(window, self.q.dtype)
+            slopes = self.lowered.slopes.float().expand(2, self.heads).contiguous()
+        if tables.gain is not None and self.channels:
+            window = tables.gain.window(self.band_first, self.band_last)
+            channel_gain = self.per_head(window)
+            gain = self.per_head(torch.stack([window[:, 0], window[:, -1]], dim=1))
+        elif tables.gain is not None:
+            gain = self.per_head(tables.gain.window(first, last)[..., 0])
+        if tables.value is not None:
+            value = self.per_head(tables.value.window(self.value_first, self.value_last), none.dtype)
+        return Tables(bias, slopes, gain, channel_gain, value)
 
     def per_head(self, window: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Gives each head its own copy of a table."""
         return window.to(dtype).expand(self.heads, *window.shape[1:]).contiguous()
 
-    def _mask_keys(self) -> None:
-        call = self.call
+    def _seen(self) -> Seen:
+        """Returns who may see whom: masks, with the first and the last key that they leave, and where sequences begin and end."""
+        call, none = self.call, self.q
+        key_mask = bounds = sequence_start = sequence_end = none
         if call.key_mask is not None:
-            index = torch.arange(self.keys, device=self.q.device, dtype=torch.int32)
+            index = torch.arange(self.keys, device=none.device, dtype=torch.int32)
             begin = torch.where(call.key_mask, index, self.keys).amin(1)
             end = torch.where(call.key_mask, index + 1, 0).amax(1)
-            self.arguments["KeyMask"] = call.key_mask.contiguous().view(torch.uint8)
-            self.arguments["Bounds"] = torch.stack([begin, end], dim=1).int()
+            key_mask = call.key_mask.contiguous().view(torch.uint8)
+            bounds = torch.stack([begin, end], dim=1).int()
         if call.cu_seqlens is not None:
-            index = torch.arange(self.keys, device=self.q.device)
+            index = torch.arange(self.keys, device=none.device)
             sequence = torch.searchsorted(call.cu_seqlens, index, right=True)
-            self.arguments["SequenceStart"] = call.cu_seqlens[sequence - 1].int()
-            self.arguments["SequenceEnd"] = call.cu_seqlens[sequence].int()
+            sequence_start, sequence_end = call.cu_seqlens[sequence - 1].int(), call.cu_seqlens[sequence].int()
+        starts, seed = (none if x is None else x for x in (self.lowered.starts, call.seed))
+        return Seen(key_mask, bounds, sequence_start, sequence_end, starts, seed)
 
     def shown(self, x: Tensor) -> Tensor:
         """Returns k or v with zeros where a mask hides them, if there are scores; without them the kernels see to that.
@@ -167,7 +172,6 @@ class Plan:
         """Leaves zeros of hidden keys, for gradients alone: logits are masked, but a gradient of zero times NaN is NaN."""
         self.k = self.shown(self.k)
         self.raw_k = self.k if self.lowered.raw_k is None else self.shown(self.raw_k)
-        self.arguments |= {"K": self.k, **strides("k", self.k)}
 
     def table(self, name: str) -> Tensor:
         """Returns the band of `query` or `key`, [heads or 1, lags, channels]."""
@@ -187,34 +191,29 @@ class Plan:
         else:
             special = f"scored {kind}" if self.scored else kind
         tiles = FLOAT32_TILES if self.q.dtype == torch.float32 else TILES.get(special, TILES[kind])
-        return tiles[max(64, self.arguments["WIDTH"], self.arguments["VALUE_WIDTH"])]
+        return tiles[max(64, self.flags["WIDTH"], self.flags["VALUE_WIDTH"])]
 
-    def launch(self, kernel: Any, kind: str, **arguments: Any) -> None:
+    def arguments(self, **given: Any) -> dict[str, Any]:
+        """Returns what kernels take of the call, with more arguments, and flags, which are spelt in capitals."""
+        more = {name: value for name, value in given.items() if name.isupper()}
+        others = {name: value for name, value in given.items() if not name.isupper()}
+        return {
+            "q": view(self.q), "k": view(self.k), "v": view(self.v), "tables": self.table_values, "scores": self.scores,
+            "seen": self.seen, **self.numbers, **others, "flags": flags(**(self.flags | more)),
+        }  # fmt: skip
+
+    def launch(self, kernel: Any, kind: str, **given: Any) -> None:
         """Runs a kernel on all blocks of queries, or with the kind "key" of keys, of all heads."""
         rows, keys, warps, stages = self.tile(kind)
         even = self.queries % rows == 0 and self.keys % keys == 0
-        masked = not even or self.arguments["MASK"] or self.arguments["PACKED"]
-        given = {
-            **self.arguments, **arguments, "ROWS": rows, "KEYS": keys, "WHOLE": even,
-            "NEAR_MASKED": masked or self.arguments["LIMITED"], "FAR_MASKED": masked or self.arguments["WINDOW"],
-        }  # fmt: skip
+        masked = not even or self.flags["MASK"] or self.flags["PACKED"]
+        arguments = self.arguments(
+            **given, ROWS=rows, KEYS=keys, WHOLE=even,
+            NEAR_MASKED=masked or self.flags["LIMITED"], FAR_MASKED=masked or self.windowed,
+            SIDES=self.sides,
+        )  # fmt: skip
         count = blocks(self.keys, keys) if kind == "key" else blocks(self.queries, rows)
-        run(kernel, (count, self.batch * self.heads), given, warps, stages)
-
-
-POINTERS = (
-    "Bias", "Slopes", "Gain", "ChannelGain", "Value", "BandScores", "KeyScores", "QueryEnds", "KeyEnds", "ValueScores",
-    "ValueEnds", "BandLogits", "DKeyScores", "DQueryEnds", "DKeyEnds", "ValueMasses", "DScalarEnds", "DGainEnds", "DBias",
-    "DGain", "DqPast", "DqFuture", "DkPast", "DkFuture", "DvPast", "DvFuture", "EndGains",
-    "KeyMask", "Bounds", "SequenceStart", "SequenceEnd", "Starts", "Seed",
-)  # fmt: skip
-"""Arguments of kernels that a call may lack; any tensor stands for them."""
-
-FAR_NUMBERS = (
-    "past_rows", "future_rows", "past_keys", "future_keys", "end_gains_head", "end_gains_last",
-    *(f"d{x}_{side}_{axis}" for x in "qkv" for side in ("past", "future") for axis in ("batch", "head", "time")),
-)  # fmt: skip
-"""Numbers of the far fields that other kernels compute; there are none unless `split` says so."""
+        run(kernel, (count, self.batch * self.heads), arguments, warps, stages)
 
 
 def blocks(count: int, size: int) -> int:
@@ -230,7 +229,3 @@ def aligned(first: int, last: int) -> tuple[int, int]:
 def width(channels: int) -> int:
     """Returns the power of two that holds some channels; products need at least 16."""
     return max(16, 1 << (channels - 1).bit_length())
-
-
-def strides(name: str, x: Tensor) -> dict[str, int]:
-    return {f"{name}_batch": x.stride(0), f"{name}_head": x.stride(1), f"{name}_time": x.stride(2)}

@@ -9,35 +9,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lagwise.ops.kernels.plan import blocks, strides
+from lagwise.ops.kernels.arguments import view
+from lagwise.ops.kernels.plan import blocks
 from lagwise.ops.kernels.run import run
+from lagwise.ops.kernels.tiles import head_of
 
 ROWS = 32
 
 
 @triton.jit(do_not_specialize=["heads", "time"])
 def turn_kernel(
-    X, Cos, Sin, Out, x_batch, x_head, x_time, out_batch, out_head, out_time, angle_batch, heads, time,
+    x, cos, sin, out, angle_batch, heads, time,
     HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Turns the channel pairs of some rows of one head."""
     index, count = tl.program_id(0), tl.cdiv(time, ROWS)
     block, pair = index % count, index // count
-    batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    batch, head = pair // heads, pair % heads
     row, channel = (block * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, WIDTH)[None, :]
     there = (row < time) & (channel < HALF)
-    angle = batch * angle_batch + row.to(tl.int64) * HALF + channel
-    cos, sin = tl.load(Cos + angle, mask=there, other=0.0), tl.load(Sin + angle, mask=there, other=0.0)
+    angle = batch.to(tl.int64) * angle_batch + row.to(tl.int64) * HALF + channel
+    cosine, sine = tl.load(cos + angle, mask=there, other=0.0), tl.load(sin + angle, mask=there, other=0.0)
     if INTERLEAVED:
         first, second = 2 * channel, 2 * channel + 1
     else:
         first, second = channel, channel + HALF
-    here = X + batch * x_batch + head * x_head + row.to(tl.int64) * x_time
+    here = head_of(x, batch, head) + row.to(tl.int64) * x.time
     a = tl.load(here + first, mask=there, other=0.0).to(tl.float32)
     b = tl.load(here + second, mask=there, other=0.0).to(tl.float32)
-    there_out = Out + batch * out_batch + head * out_head + row.to(tl.int64) * out_time
-    tl.store(there_out + first, (a * cos - b * sin).to(Out.dtype.element_ty), mask=there)
-    tl.store(there_out + second, (a * sin + b * cos).to(Out.dtype.element_ty), mask=there)
+    there_out = head_of(out, batch, head) + row.to(tl.int64) * out.time
+    tl.store(there_out + first, (a * cosine - b * sine).to(out.data.dtype.element_ty), mask=there)
+    tl.store(there_out + second, (a * sine + b * cosine).to(out.data.dtype.element_ty), mask=there)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -45,12 +47,11 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     x = x if x.stride(3) == 1 else x.contiguous()
     out = torch.empty_like(x)
     batch, heads, time, width = x.shape
-    cos, sin = cos.contiguous(), sin.contiguous()
     half = width // 2
-    given = {
-        "X": x, **strides("x", x), "Cos": cos, "Sin": sin, "Out": out, **strides("out", out),
+    arguments = {
+        "x": view(x), "cos": cos.contiguous(), "sin": sin.contiguous(), "out": view(out),
         "angle_batch": time * half if cos.ndim == 4 and cos.shape[0] > 1 else 0, "heads": heads, "time": time,
         "HALF": half, "WIDTH": triton.next_power_of_2(half), "ROWS": ROWS, "INTERLEAVED": interleaved,
     }  # fmt: skip
-    run(turn_kernel, (blocks(time, ROWS), batch * heads), given, warps=4, stages=1)
+    run(turn_kernel, (blocks(time, ROWS), batch * heads), arguments, warps=4, stages=1)
     return out

@@ -8,30 +8,57 @@ order of time. Its tails are the first or the last column of a table, [heads or 
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.tiles import head_rows, load_gain, load_rows, store_rows
+from lagwise.ops.kernels.tiles import head_of, head_rows, load_gain, load_rows, store_rows
+
+
+class FarFields(NamedTuple):
+    """Outputs and log-sum-exps of the far fields, without what their tails add."""
+
+    past_out: Any
+    past_lse: Any
+    future_out: Any
+    future_lse: Any
+
+
+class Tails(NamedTuple):
+    """Tables whose first and last columns are tails; any tensor stands for one that a call has not."""
+
+    bias: Any
+    query: Any
+    value: Any
+
+
+class TailSteps(NamedTuple):
+    """How far apart heads and the first and the last column are in the tables of `Tails`."""
+
+    bias_head: Any
+    bias_last: Any
+    query_head: Any
+    query_last: Any
+    value_head: Any
+    value_last: Any
 
 
 @triton.jit(do_not_specialize=["heads", "queries"])
-def delta_kernel(
-    Out, Dout, Dlse, Delta, dout_batch, dout_head, dout_time, heads, queries,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, DLSE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
-):  # fmt: skip
+def delta_kernel(out, dout, dlse, delta, heads, queries, flags: tl.constexpr):
     """Computes delta = dout . out - dlse per row."""
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
     block, pair = index % count, index // count
     base = pair.to(tl.int64) * queries
-    row = block * ROWS + tl.arange(0, ROWS)
-    here = Dout + (pair // heads).to(tl.int64) * dout_batch + (pair % heads).to(tl.int64) * dout_head
-    home, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
-    out = load_rows(home, row, queries, apart, value_dim, VALUE_WIDTH, False)
-    dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    if DLSE:
-        delta -= tl.load(Dlse + base + row, mask=row < queries, other=0.0)
-    tl.store(Delta + base + row, delta, mask=row < queries)
+    row = block * flags.ROWS + tl.arange(0, flags.ROWS)
+    home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
+    out_rows = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False)
+    here = head_of(dout, pair // heads, pair % heads)
+    dout_rows = load_rows(here, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False)
+    found = tl.sum(out_rows.to(tl.float32) * dout_rows.to(tl.float32), 1)
+    if flags.DLSE:
+        found -= tl.load(dlse + base + row, mask=row < queries, other=0.0)
+    tl.store(delta + base + row, found, mask=row < queries)
 
 
 @triton.jit
@@ -44,178 +71,163 @@ def far_index(row, queries, past_rows, future_rows, SIDE: tl.constexpr):
 
 
 @triton.jit
-def tail_shift(
-    TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr,
-):  # fmt: skip
+def tail_shift(q, row, head, scale, tails, steps, SIDE: tl.constexpr, flags: tl.constexpr):
     """Returns what a side's tails add to the log-sum-exp of the rows, scale q . query + bias.
 
     Both passes compute it here, so that they weigh alike, rounding included.
     """
     shift = tl.zeros(row.shape, tl.float32)
-    if QUERY:
-        channel = tl.arange(0, WIDTH)
-        tail = TailQuery + head * tail_query_head + SIDE * tail_query_last
-        shift += scale * tl.sum(q * tl.load(tail + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :], 1)
-    if BIAS:
-        shift += tl.load(TailBias + head * tail_bias_head + SIDE * tail_bias_last).to(tl.float32)
+    if flags.QUERY:
+        channel = tl.arange(0, flags.WIDTH)
+        tail = tails.query + head * steps.query_head + SIDE * steps.query_last
+        vector = tl.load(tail + channel, mask=channel < flags.head_dim, other=0.0).to(tl.float32)
+        shift += scale * tl.sum(q * vector[None, :], 1)
+    if flags.BIAS:
+        shift += tl.load(tails.bias + head * steps.bias_head + SIDE * steps.bias_last).to(tl.float32)
     return shift
 
 
 @triton.jit
-def load_queries(
-    RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, QUERY: tl.constexpr,
-):  # fmt: skip
+def load_queries(raw_q, pair, heads, row, queries, flags: tl.constexpr):
     """Loads the queries that a tail is multiplied with, in float32; where there is none, nothing."""
-    if QUERY:
-        here = RawQ + (pair // heads).to(tl.int64) * raw_q_batch + (pair % heads).to(tl.int64) * raw_q_head
-        return load_rows(here, row, queries, raw_q_time, head_dim, WIDTH, False).to(tl.float32)
+    if flags.QUERY:
+        here = head_of(raw_q, pair // heads, pair % heads)
+        return load_rows(here, row, queries, raw_q.time, flags.head_dim, flags.WIDTH, False).to(tl.float32)
     else:
         return 0.0
 
 
 @triton.jit
-def load_field(
-    FarOut, FarLse, TailValue, tail_value_head, tail_value_last, index, count, shift, pair, head,
-    value_dim: tl.constexpr, VALUE_WIDTH: tl.constexpr, SIDE: tl.constexpr, VALUE: tl.constexpr,
-):  # fmt: skip
+def load_field(far, index, count, shift, pair, head, tails, steps, SIDE: tl.constexpr, flags: tl.constexpr):
     """Loads a far field's output and log-sum-exp, with what its tails add to them; rows that it has not have minus infinity."""
+    FarOut, FarLse = far.past_out if SIDE == 0 else far.future_out, far.past_lse if SIDE == 0 else far.future_lse
     there = (index >= 0) & (index < count)
     base = pair.to(tl.int64) * count
     lse = tl.load(FarLse + base + index, mask=there, other=-float("inf")) + shift
-    out = load_rows(FarOut + base * value_dim, index, count, value_dim, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    if VALUE:
-        channel = tl.arange(0, VALUE_WIDTH)
-        tail = TailValue + head * tail_value_head + SIDE * tail_value_last
-        out += tl.load(tail + channel, mask=channel < value_dim, other=0.0).to(tl.float32)[None, :]
+    home = FarOut + base * flags.value_dim
+    out = load_rows(home, index, count, flags.value_dim, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
+    if flags.VALUE:
+        channel = tl.arange(0, flags.VALUE_WIDTH)
+        tail = tails.value + head * steps.value_head + SIDE * steps.value_last
+        out += tl.load(tail + channel, mask=channel < flags.value_dim, other=0.0).to(tl.float32)[None, :]
     return out, lse
 
 
-ROW_NUMBERS = [
-    "heads", "queries", "past_rows", "future_rows", "tail_bias_head", "tail_bias_last", "tail_query_head", "tail_query_last",
-    "tail_value_head", "tail_value_last", "scale",
-]  # fmt: skip
+ROW_NUMBERS = ["heads", "queries", "past_rows", "future_rows", *TailSteps._fields, "scale"]
 
 
 @triton.jit(do_not_specialize=ROW_NUMBERS)
 def merge_kernel(
-    Near, NearLse, PastOut, PastLse, FutureOut, FutureLse, Out, Lse, RawQ, TailBias, TailQuery, TailValue,
-    raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
-    tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
-    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr, OUT_BY_TOKEN: tl.constexpr,
+    near, near_lse, far, out, lse, raw_q, tails, heads, queries, past_rows, future_rows,
+    bias_head, bias_last, query_head, query_last, value_head, value_last, scale, flags: tl.constexpr,
 ):  # fmt: skip
     """Merges the near band with the far fields by their log-sum-exps.
 
     out = sum exp(lse_part - lse) out_part,      lse = log sum exp(lse_part)
     """
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
+    SIDES: tl.constexpr = flags.SIDES
+    steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
+    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
     block, pair = index % count, index // count
-    head = pair % heads
-    base = pair.to(tl.int64) * queries
-    row = block * ROWS + tl.arange(0, ROWS)
+    head, base = pair % heads, pair.to(tl.int64) * queries
+    row = block * flags.ROWS + tl.arange(0, flags.ROWS)
     there = row < queries
-    lse = tl.load(NearLse + base + row, mask=there, other=-float("inf"))
-    near, apart = head_rows(Near, pair, heads, queries, value_dim, OUT_BY_TOKEN)
-    out = load_rows(near, row, queries, apart, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    q = load_queries(RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries, head_dim, WIDTH, QUERY)
+    total_lse = tl.load(near_lse + base + row, mask=there, other=-float("inf"))
+    home, apart = head_rows(near, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
+    sums = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
+    q = load_queries(raw_q, pair, heads, row, queries, flags)
     for SIDE in tl.static_range(SIDES):
-        shift = tail_shift(
-            TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
-            head_dim, WIDTH, SIDE, BIAS, QUERY,
-        )  # fmt: skip
+        shift = tail_shift(q, row, head, scale, tails, steps, SIDE, flags)
+        at = far_index(row, queries, past_rows, future_rows, SIDE)
         far_out, far_lse = load_field(
-            PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue, tail_value_head, tail_value_last,
-            far_index(row, queries, past_rows, future_rows, SIDE), past_rows if SIDE == 0 else future_rows, shift, pair, head,
-            value_dim, VALUE_WIDTH, SIDE, VALUE,
-        )  # fmt: skip
-        peak = tl.maximum(lse, far_lse)
+            far, at, past_rows if SIDE == 0 else future_rows, shift, pair, head, tails, steps, SIDE, flags
+        )
+        peak = tl.maximum(total_lse, far_lse)
         # A row that sees nothing has minus infinity everywhere.
         peak = tl.where(peak == -float("inf"), 0.0, peak)
-        weight, far_weight = tl.exp(lse - peak), tl.exp(far_lse - peak)
+        weight, far_weight = tl.exp(total_lse - peak), tl.exp(far_lse - peak)
         total = weight + far_weight
         some = tl.where(total > 0.0, total, 1.0)
-        out = out * (weight / some)[:, None] + far_out * (far_weight / some)[:, None]
-        lse = tl.where(total > 0.0, peak + tl.log(some), -float("inf"))
-    merged, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
-    store_rows(merged, row, queries, apart, out, value_dim, VALUE_WIDTH)
-    tl.store(Lse + base + row, lse, mask=there)
+        sums = sums * (weight / some)[:, None] + far_out * (far_weight / some)[:, None]
+        total_lse = tl.where(total > 0.0, peak + tl.log(some), -float("inf"))
+    home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
+    store_rows(home, row, queries, apart, sums, flags.value_dim, flags.VALUE_WIDTH)
+    tl.store(lse + base + row, total_lse, mask=there)
+
+
+class FarShares(NamedTuple):
+    """What `far_ends_kernel` writes, see there."""
+
+    delta: Any
+    changes: Any
+    masses: Any
+    past_lse: Any
+    future_lse: Any
 
 
 @triton.jit(do_not_specialize=ROW_NUMBERS)
 def far_ends_kernel(
-    Out, Lse, Dout, Dlse, PastOut, PastLse, FutureOut, FutureLse, RawQ, TailBias, TailQuery, TailValue,
-    Delta, Changes, Masses, PlainPastLse, PlainFutureLse,
-    dout_batch, dout_head, dout_time, raw_q_batch, raw_q_head, raw_q_time, heads, queries, past_rows, future_rows,
-    tail_bias_head, tail_bias_last, tail_query_head, tail_query_last, tail_value_head, tail_value_last, scale,
-    head_dim: tl.constexpr, value_dim: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    SIDES: tl.constexpr, DLSE: tl.constexpr, BIAS: tl.constexpr, QUERY: tl.constexpr, VALUE: tl.constexpr,
-    OUT_BY_TOKEN: tl.constexpr,
+    out, lse, dout, dlse, far, found, raw_q, tails, heads, queries, past_rows, future_rows,
+    bias_head, bias_last, query_head, query_last, value_head, value_last, scale, flags: tl.constexpr,
 ):  # fmt: skip
     """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, queries, 2].
 
     delta = dout . out - dlse,      mass = exp(lse_far - lse),      change = mass * (dout . out_far - delta)
 
-    `PlainPastLse` and `PlainFutureLse` get the log-sum-exp less the shift of a side, in its order of time: with it, plain
+    `found.past_lse` and `found.future_lse` get the log-sum-exp less the shift of a side, in its order of time: with it, plain
     attention has the weights of the whole softmax.
     """
+    ROWS: tl.constexpr = flags.ROWS
+    steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
     index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
     block, pair = index % count, index // count
-    head = pair % heads
-    base = pair.to(tl.int64) * queries
+    head, base = pair % heads, pair.to(tl.int64) * queries
     row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
-    here = Dout + (pair // heads).to(tl.int64) * dout_batch + head.to(tl.int64) * dout_head
-    dout = load_rows(here, row, queries, dout_time, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    merged, apart = head_rows(Out, pair, heads, queries, value_dim, OUT_BY_TOKEN)
-    out = load_rows(merged, row, queries, apart, value_dim, VALUE_WIDTH, False).to(tl.float32)
-    delta = tl.sum(dout * out, 1)
-    if DLSE:
-        delta -= tl.load(Dlse + base + row, mask=there, other=0.0)
-    tl.store(Delta + base + row, delta, mask=there)
-    lse = tl.load(Lse + base + row, mask=there, other=0.0)
-    lse = tl.where(lse == -float("inf"), 0.0, lse)
-    q = load_queries(RawQ, raw_q_batch, raw_q_head, raw_q_time, pair, heads, row, queries, head_dim, WIDTH, QUERY)
+    here = head_of(dout, pair // heads, head)
+    dout_rows = load_rows(here, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
+    home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
+    out_rows = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
+    delta = tl.sum(dout_rows * out_rows, 1)
+    if flags.DLSE:
+        delta -= tl.load(dlse + base + row, mask=there, other=0.0)
+    tl.store(found.delta + base + row, delta, mask=there)
+    row_lse = tl.load(lse + base + row, mask=there, other=0.0)
+    row_lse = tl.where(row_lse == -float("inf"), 0.0, row_lse)
+    q = load_queries(raw_q, pair, heads, row, queries, flags)
     for SIDE in tl.static_range(2):
         mass = tl.zeros([ROWS], tl.float32)
         change = tl.zeros([ROWS], tl.float32)
-        if SIDE < SIDES:
+        if SIDE < flags.SIDES:
             rows = past_rows if SIDE == 0 else future_rows
             at = far_index(row, queries, past_rows, future_rows, SIDE)
-            shift = tail_shift(
-                TailBias, tail_bias_head, tail_bias_last, q, TailQuery, tail_query_head, tail_query_last, row, head, scale,
-                head_dim, WIDTH, SIDE, BIAS, QUERY,
-            )  # fmt: skip
-            far_out, far_lse = load_field(
-                PastOut if SIDE == 0 else FutureOut, PastLse if SIDE == 0 else FutureLse, TailValue,
-                tail_value_head, tail_value_last, at, rows, shift, pair, head, value_dim, VALUE_WIDTH, SIDE, VALUE,
-            )  # fmt: skip
-            mass = tl.exp(far_lse - lse)
-            change = mass * (tl.sum(dout * far_out, 1) - delta)
-            plain = PlainPastLse if SIDE == 0 else PlainFutureLse
-            tl.store(plain + pair.to(tl.int64) * rows + at, lse - shift, mask=there & (at >= 0) & (at < rows))
-        tl.store(Masses + 2 * (base + row) + SIDE, mass, mask=there)
-        tl.store(Changes + 2 * (base + row) + SIDE, change, mask=there)
+            shift = tail_shift(q, row, head, scale, tails, steps, SIDE, flags)
+            far_out, far_lse = load_field(far, at, rows, shift, pair, head, tails, steps, SIDE, flags)
+            mass = tl.exp(far_lse - row_lse)
+            change = mass * (tl.sum(dout_rows * far_out, 1) - delta)
+            plain = found.past_lse if SIDE == 0 else found.future_lse
+            tl.store(plain + pair.to(tl.int64) * rows + at, row_lse - shift, mask=there & (at >= 0) & (at < rows))
+        tl.store(found.masses + 2 * (base + row) + SIDE, mass, mask=there)
+        tl.store(found.changes + 2 * (base + row) + SIDE, change, mask=there)
 
 
-@triton.jit(do_not_specialize=["heads", "rows", "first", "end_gains_head", "tail_key_head"])
+@triton.jit(do_not_specialize=["heads", "rows", "first", "gains_head", "tail_key_head"])
 def far_queries_kernel(
-    Q, FarQ, EndGains, TailKey, q_batch, q_head, q_time, heads, rows, first, end_gains_head, tail_key_head,
-    head_dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
-    GAIN: tl.constexpr, CHANNELS: tl.constexpr, KEY: tl.constexpr,
+    q, found, end_gains, tail_key, heads, rows, first, gains_head, tail_key_head, FUTURE: tl.constexpr, flags: tl.constexpr
 ):  # fmt: skip
-    """Computes the queries that make a far field plain attention, gain * q + key, from row `first` on in steps of 1 or -1."""
-    index, count = tl.program_id(0), tl.cdiv(rows, ROWS)
+    """Computes the queries that make a far field plain attention, gain * q + key, from row `first` on, FUTURE ones backwards."""
+    index, count = tl.program_id(0), tl.cdiv(rows, flags.ROWS)
     block, pair = index % count, index // count
     head = pair % heads
-    row = block * ROWS + tl.arange(0, ROWS)
-    channel = tl.arange(0, WIDTH)
-    here = Q + (pair // heads).to(tl.int64) * q_batch + head.to(tl.int64) * q_head
-    there = (row < rows)[:, None] & (channel < head_dim)[None, :]
-    at = first + STEP * row
-    q = tl.load(here + at.to(tl.int64)[:, None] * q_time + channel[None, :], mask=there, other=0.0).to(tl.float32)
-    q *= load_gain(EndGains + head * end_gains_head, head_dim, WIDTH, GAIN, CHANNELS)
-    if KEY:
-        q += tl.load(TailKey + head * tail_key_head + channel, mask=channel < head_dim, other=0.0).to(tl.float32)[None, :]
-    store_rows(FarQ + pair.to(tl.int64) * rows * head_dim, row, rows, head_dim, q, head_dim, WIDTH)
+    row = block * flags.ROWS + tl.arange(0, flags.ROWS)
+    channel = tl.arange(0, flags.WIDTH)
+    there = (row < rows)[:, None] & (channel < flags.head_dim)[None, :]
+    at = first - row if FUTURE else first + row
+    here = head_of(q, pair // heads, head) + at.to(tl.int64)[:, None] * q.time + channel[None, :]
+    changed = tl.load(here, mask=there, other=0.0).to(tl.float32)
+    changed *= load_gain(end_gains + head * gains_head, flags.head_dim, flags.WIDTH, flags.GAIN, flags.CHANNELS)
+    if flags.KEY:
+        vector = tl.load(tail_key + head * tail_key_head + channel, mask=channel < flags.head_dim, other=0.0)
+        changed += vector.to(tl.float32)[None, :]
+    home = found + pair.to(tl.int64) * rows * flags.head_dim
+    store_rows(home, row, rows, flags.head_dim, changed, flags.head_dim, flags.WIDTH)

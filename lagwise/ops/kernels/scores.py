@@ -14,16 +14,16 @@ def score(plan: Plan) -> None:
     """Computes the scores of a plan's band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
     found: dict[str, Tensor] = {}
     if plan.tables.query is not None:
-        found["BandScores"] = products(plan.raw_q, plan.table("query"), plan.room)
+        found["band"] = products(plan.raw_q, plan.table("query"), plan.room)
     elif plan.channels:
-        found["BandScores"] = empty_scores(plan.q, plan.arguments["band_lags"], plan.room)
+        found["band"] = empty_scores(plan.q, plan.numbers["band_lags"], plan.room)
     if plan.tables.key is not None:
-        found["KeyScores"] = products(per_query_head(plan.raw_k, plan.heads), plan.table("key"), plan.room)
+        found["key"] = products(per_query_head(plan.raw_k, plan.heads), plan.table("key"), plan.room)
     if plan.only is None and plan.tables.query is not None:
-        found["QueryEnds"] = ends_of(found["BandScores"])
+        found["query_ends"] = ends_of(found["band"])
     if plan.only is None and plan.tables.key is not None:
-        found["KeyEnds"] = ends_of(found["KeyScores"])
-    plan.arguments |= found
+        found["key_ends"] = ends_of(found["key"])
+    plan.scores = plan.scores._replace(**found)
     if plan.channels:
         channel_scores(plan)
 

@@ -38,6 +38,12 @@ def product(a, b):
 
 
 @triton.jit
+def head_of(x, batch, head):
+    """Returns where the rows of a head begin in a `View`."""
+    return x.data + batch.to(tl.int64) * x.batch + head.to(tl.int64) * x.head
+
+
+@triton.jit
 def load_rows(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     """Loads rows of a matrix [count, dim] as [index, WIDTH], with zeros beyond its ends; WHOLE says that none lies beyond."""
     channel = tl.arange(0, WIDTH)
@@ -106,23 +112,20 @@ def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.conste
 
 
 @triton.jit
-def visible(
-    lag, row, key, queries, keys, first, last, KeyMask, SequenceStart, SequenceEnd,
-    LIMITED: tl.constexpr, RAGGED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
-):  # fmt: skip
+def visible(lag, row, key, KeyMask, seen, sizes, RAGGED: tl.constexpr, flags: tl.constexpr):
     """Says which pairs of a tile may be seen, by their lag, the last key of a ragged tile, a mask, or packed sequences."""
-    seen = row >= 0
-    if LIMITED:
-        seen = seen & (lag >= first) & (lag <= last)
+    found = row >= 0
+    if flags.LIMITED:
+        found = found & (lag >= sizes.first) & (lag <= sizes.last)
     if RAGGED:
-        seen = seen & (key < keys)
-    if MASK:
-        seen = seen & (tl.load(KeyMask + key, mask=key < keys, other=0) != 0)
-    if PACKED:
-        there = row < queries
-        seen = seen & (key >= tl.load(SequenceStart + row, mask=there, other=0))
-        seen = seen & (key < tl.load(SequenceEnd + row, mask=there, other=0))
-    return seen
+        found = found & (key < sizes.keys)
+    if flags.MASK:
+        found = found & (tl.load(KeyMask + key, mask=key < sizes.keys, other=0) != 0)
+    if flags.PACKED:
+        there = row < sizes.queries
+        found = found & (key >= tl.load(seen.sequence_start + row, mask=there, other=0))
+        found = found & (key < tl.load(seen.sequence_end + row, mask=there, other=0))
+    return found
 
 
 @triton.jit

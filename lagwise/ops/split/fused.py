@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lagwise.lags import LagTable
 from lagwise.ops import vendor
 from lagwise.ops.kernels import passes
+from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
 from lagwise.ops.kernels.backward import FarEnds, differentiate
 from lagwise.ops.kernels.forward import attend
 from lagwise.ops.kernels.passes import backward_outputs, gradients
-from lagwise.ops.kernels.plan import ROWS, Plan, blocks, strides, width
-from lagwise.ops.kernels.rows import far_ends_kernel, far_queries_kernel, merge_kernel
+from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
+from lagwise.ops.kernels.rows import FarFields, FarShares, Tails, TailSteps, far_ends_kernel, far_queries_kernel, merge_kernel
 from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.scores import summed_products
 from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
@@ -23,8 +25,6 @@ from lagwise.ops.merge import Piece, Side, extent, layout, merge, pieces
 from lagwise.terms import Terms
 
 __all__ = ["backward", "backward_outputs", "forward", "outputs"]
-
-SIDES = ("past", "future")
 
 
 class Field(NamedTuple):
@@ -59,11 +59,9 @@ def forward(lowered: Lowered) -> list[Tensor]:
     found += nothing * (2 - len(sides))
     near_out, near_lse = passes.outputs(lowered)
     attend(Plan(lowered, part.tables, only=band), near_out, near_lse)
-    given = {
-        **_row_arguments(part, fields, found), "Near": near_out, "NearLse": near_lse, "Out": out, "Lse": lse,
-        "OUT_BY_TOKEN": is_by_token(out),
-    }  # fmt: skip
-    run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), given, warps=4, stages=1)
+    arguments = _row_arguments(part, fields, found, OUT_BY_TOKEN=is_by_token(out))
+    arguments |= {"near": near_out, "near_lse": near_lse, "out": out, "lse": lse}
+    run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), arguments, warps=4, stages=1)
     return [out, lse, *found]
 
 
@@ -95,48 +93,52 @@ def _far_queries(part: Part, field: Field) -> Tensor:
     batch, heads, queries, head_dim = q.shape
     found = q.new_empty(batch, heads, field.rows, head_dim)
     q = q if q.stride(3) == 1 else q.contiguous()
-    given: dict[str, Any] = {
-        "Q": q, **strides("q", q), "FarQ": found, "heads": heads, "rows": field.rows,
-        "first": field.rows - 1 if side.mirrored else queries - field.rows, "STEP": -1 if side.mirrored else 1,
-        "head_dim": head_dim, "WIDTH": width(head_dim), "ROWS": ROWS, "KEY": tables.key is not None,
-        "GAIN": tables.gain is not None, "CHANNELS": tables.gain is not None and tables.gain.values.shape[2] > 1,
+    gain, key = _ends(tables.gain, q), _ends(tables.key, q)
+    gains, keys = (each.values[:, -1] if side.mirrored and each.values is not q else each.values for each in (gain, key))
+    channels = tables.gain is not None and tables.gain.values.shape[2] > 1
+    arguments = {
+        "q": view(q), "found": found, "end_gains": gains, "tail_key": keys, "heads": heads, "rows": field.rows,
+        "first": field.rows - 1 if side.mirrored else queries - field.rows, "gains_head": gain.head, "tail_key_head": key.head,
+        "FUTURE": side.mirrored,
+        "flags": flags(
+            head_dim=head_dim, value_dim=0, WIDTH=width(head_dim), VALUE_WIDTH=0, ROWS=ROWS, KEY=tables.key is not None,
+            GAIN=tables.gain is not None, CHANNELS=channels,
+        ),
     }  # fmt: skip
-    for word, pointer, name in (("end_gains", "EndGains", "gain"), ("tail_key", "TailKey", "key")):
-        given |= _ends(word, pointer, part, name)
-        if side.mirrored and given[name.upper()]:
-            given[pointer] = given[pointer][:, -1]
-    run(far_queries_kernel, (blocks(field.rows, ROWS), batch * heads), given, warps=4, stages=1)
+    run(far_queries_kernel, (blocks(field.rows, ROWS), batch * heads), arguments, warps=4, stages=1)
     return found
 
 
-def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor]) -> dict[str, Any]:
-    """Returns what the kernels on rows read of the far fields and of the tables' tails."""
-    v, tables = part.v, part.tables
-    q = part.raw_q if part.raw_q.stride(3) == 1 else part.raw_q.contiguous()
-    given: dict[str, Any] = {
-        "RawQ": q, **strides("raw_q", q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.call.scale,
-        "head_dim": q.shape[3], "value_dim": v.shape[3], "WIDTH": width(q.shape[3]),
-        "VALUE_WIDTH": width(v.shape[3]), "ROWS": ROWS, "SIDES": len(fields),
-        "PastOut": saved[0], "PastLse": saved[1], "FutureOut": saved[2], "FutureLse": saved[3],
-        "past_rows": saved[1].shape[2], "future_rows": saved[3].shape[2],
-    }  # fmt: skip
-    for name in ("bias", "query", "value"):
-        given |= {
-            name.upper(): getattr(tables, name) is not None,
-            **_ends(f"tail_{name}", f"Tail{name.capitalize()}", part, name),
-        }
-    return given
+class Ends(NamedTuple):
+    """A table as kernels read its ends: where it is, how far apart its heads are, and where its last lag is."""
+
+    values: Tensor
+    head: int
+    last: int
 
 
-def _ends(word: str, pointer: str, part: Part, name: str) -> dict[str, Any]:
-    """Returns a table as kernels read its ends: where it is, how far the heads are from each other, and where the last lag is."""
-    table = getattr(part.tables, name)
+def _ends(table: LagTable | None, none: Tensor) -> Ends:
+    """Returns the ends of a table; some tensor stands for one that is not there."""
     if table is None:
-        return {pointer: part.q, f"{word}_head": 0, f"{word}_last": 0}
+        return Ends(none, 0, 0)
     values = table.values if table.values.ndim == 2 or table.values.stride(2) == 1 else table.values.contiguous()
+    return Ends(values, values.stride(0) if len(values) > 1 else 0, (values.shape[1] - 1) * values.stride(1))
+
+
+def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor], **more: Any) -> dict[str, Any]:
+    """Returns what the kernels on rows read of the far fields and of the tables' tails, with more flags."""
+    tables, q = part.tables, part.raw_q if part.raw_q.stride(3) == 1 else part.raw_q.contiguous()
+    ends = [_ends(getattr(tables, name), q) for name in ("bias", "query", "value")]
+    steps = [number for each in ends for number in (each.head, each.last)]
+    head_dim, value_dim = q.shape[3], part.v.shape[3]
     return {
-        pointer: values, f"{word}_head": values.stride(0) if len(values) > 1 else 0,
-        f"{word}_last": (values.shape[1] - 1) * values.stride(1),
+        "raw_q": view(q), "heads": q.shape[1], "queries": q.shape[2], "scale": part.call.scale,
+        "far": FarFields(*saved), "past_rows": saved[1].shape[2], "future_rows": saved[3].shape[2],
+        "tails": Tails(*(each.values for each in ends)), **dict(zip(TailSteps._fields, steps, strict=True)),
+        "flags": flags(
+            head_dim=head_dim, value_dim=value_dim, WIDTH=width(head_dim), VALUE_WIDTH=width(value_dim), ROWS=ROWS,
+            SIDES=len(fields), **{name.upper(): getattr(tables, name) is not None for name in Tails._fields}, **more,
+        ),
     }  # fmt: skip
 
 
@@ -156,16 +158,15 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
 
     delta, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
     ends = FarEnds(per_row(*shape, 2), per_row(*shape, 2))
-    given = {
-        **_row_arguments(part, fields, rest), "Out": out, "Lse": lse, "Dout": dout, **strides("dout", dout),
-        "Dlse": out if dlse is None else dlse.contiguous(), "DLSE": dlse is not None,
-        "OUT_BY_TOKEN": is_by_token(out), "Delta": delta, "Changes": ends.changes, "Masses": ends.masses,
-        "PlainPastLse": plain_lse[0], "PlainFutureLse": plain_lse[1],
+    arguments = _row_arguments(part, fields, rest, OUT_BY_TOKEN=is_by_token(out), DLSE=dlse is not None)
+    arguments |= {
+        "out": out, "lse": lse, "dout": view(dout), "dlse": out if dlse is None else dlse.contiguous(),
+        "found": FarShares(delta, ends.changes, ends.masses, *plain_lse),
     }  # fmt: skip
-    run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), given, warps=4, stages=1)
+    run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), arguments, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
     plan = Plan(lowered, part.tables, only=band)
-    plan.arguments |= _far_gradients(part, found)
+    _add_far_gradients(plan, part, found)
     known, tables = differentiate(plan, dout, lse, delta, ends)
     for field, (dq, _, _) in zip(fields, found, strict=True):
         _tail_gradients(part, field, dq, tables)
@@ -201,15 +202,17 @@ def _field_backward(
     return dq, dk, dv
 
 
-def _far_gradients(part: Part, found: list[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:
-    """Returns what the kernels of the band read to add the far fields' gradients to theirs."""
-    given: dict[str, Any] = {"SIDES": len(found)}
-    for side, fields in zip(SIDES, found, strict=False):
-        for name, x in zip(("dq", "dk", "dv"), fields, strict=True):
-            x = x if x.stride(3) == 1 else x.contiguous()
-            given |= {f"{name.capitalize()}{side.capitalize()}": x, **strides(f"{name}_{side}", x)}
-        given |= {f"{side}_rows": fields[0].shape[2], f"{side}_keys": fields[1].shape[2]}
-    return given | _ends("end_gains", "EndGains", part, "gain")
+def _add_far_gradients(plan: Plan, part: Part, found: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """Gives the kernels of the band the far fields' gradients, to add them to theirs."""
+    sides = [tuple(x if x.stride(3) == 1 else x.contiguous() for x in side) for side in found]
+    # Where there is one side alone, the other is not read.
+    (past_q, past_k, past_v), (future_q, future_k, future_v) = sides[0], sides[-1]
+    ends = _ends(part.tables.gain, part.q)
+    plan.sides = len(found)
+    plan.far_queries = FarQueries(view(past_q), view(future_q), *ends)
+    plan.far_keys = FarKeys(view(past_k), view(future_k), view(past_v), view(future_v))
+    plan.far_query_counts = {"past_count": past_q.shape[2], "future_count": future_q.shape[2]}
+    plan.far_key_counts = {"past_count": past_k.shape[2], "future_count": future_k.shape[2]}
 
 
 def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None:
