@@ -10,14 +10,14 @@ from lagwise.lab.cli.console import console, failed, in_words
 
 @in_words()
 def command(
-    document: Annotated[Path, typer.Argument(help="A page with marks.", exists=True, dir_okay=False)] = Path("docs/results.md"),
+    document: Annotated[Path, typer.Argument(help="A page with marks.", exists=True, dir_okay=False)],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a table is not what the lines say.")] = False,
     root: Annotated[Path, typer.Option(help="The folder that files of marks are in.", file_okay=False)] = Path("."),
 ) -> None:
     """Write the tables and figures of a page anew, from lines of results.
 
-        lagwise results docs/results.md
-        lagwise results docs/results.md --check
+        lagwise results docs/log/paper1.md
+        lagwise results docs/log/paper1.md --check
 
     A mark in the page says what stands there, up to its end:
 
