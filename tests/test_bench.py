@@ -17,8 +17,9 @@ from lagwise.lab.bench import linear as bench_linear
 from lagwise.lab.bench import softmax as bench
 from lagwise.lab.bench.cases import Case
 from lagwise.lab.bench.contenders import Contender
-from lagwise.lab.bench.timing import Measured, measure, peak_memory, ratios
+from lagwise.lab.bench.timing import Measured, measure, ratios
 from lagwise.lab.cli import app
+from lagwise.lab.memory import peak_memory
 
 CPU = torch.device("cpu")
 
@@ -158,7 +159,7 @@ def unweighed(monkeypatch):
 
 
 def run_tiny(**options):
-    records = bench.run(Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench.measure_attention(Case("t5", 1, 2, 32, 8), device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -207,7 +208,7 @@ def test_quick_leaves_out_the_baselines_and_deterministic_adds_ours():
             return super().terms(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "make", lambda case, device: Watched(heads=case.heads))
+        patch.setattr(bench, "make_encoding", lambda case, device: Watched(heads=case.heads))
         assert run_tiny(quick=True, deterministic=True).keys() == {"plain", "lagwise", "lagwise, deterministic"}
     assert set(seen) == {False, True} and not torch.are_deterministic_algorithms_enabled()
 
@@ -245,7 +246,7 @@ def test_a_plot_is_drawn_again_from_lines(tmp_path):
     lines += [sweep_line("mine", 512, training_ms=2.0, peak_bytes=3), sweep_line("mine", 1024, error="left out: too long")]
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in [*lines, {"bench": "attention"}]))
-    assert len(sweep_plot.read(path)) == 4
+    assert len(sweep_plot.read_sweep(path)) == 4
     for options, picture in (([], "lines.png"), (["--out", str(tmp_path / "new" / "picture.png")], "new/picture.png")):
         result = CliRunner().invoke(app, ["bench", "plot", str(path), *options])
         assert result.exit_code == 0, result.output
@@ -349,7 +350,7 @@ def test_published_spe_estimates_what_ours_does(name, options):
 
 def run_linear(**options):
     shape = Case("none", 2, 2, 32, 8, causal=options.pop("causal", False))
-    records = bench_linear.run(shape, device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench_linear.measure_linear(shape, device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -378,13 +379,13 @@ def test_goals_of_linear_attention_are_those_of_their_shapes():
     gpu = torch.device("cuda")
     assert [(shape.batch, shape.time) for shape in bench_linear.SHAPES["cuda"]] == [(8, 4096), (4, 16384)]
     for shape in bench_linear.SHAPES["cuda"]:
-        cases = {name: bench_linear.ours(shape, name, gpu) for name in bench_linear.OPTIONS}
+        cases = {name: bench_linear.our_case(shape, name, gpu) for name in bench_linear.OPTIONS}
         goals = {name: (case.goal, case.memory_goal) for name, case in cases.items() if case.goal}
         assert goals == {"sine-spe": (2.0, 1.5), "conv-spe": (4.0, 1.5)}
-        assert bench_linear.ours(replace(shape, causal=True), "sine-spe", gpu).goal is None
-        assert bench_linear.ours(shape.at(64), "sine-spe", gpu).goal is None
+        assert bench_linear.our_case(replace(shape, causal=True), "sine-spe", gpu).goal is None
+        assert bench_linear.our_case(shape.at(64), "sine-spe", gpu).goal is None
     (shape,) = bench_linear.SHAPES["cpu"]
-    assert [bench_linear.ours(shape, name, CPU).goal for name in ("none", "sine-spe", "conv-spe")] == [None, 3.0, 12.0]
+    assert [bench_linear.our_case(shape, name, CPU).goal for name in ("none", "sine-spe", "conv-spe")] == [None, 3.0, 12.0]
 
 
 def test_a_sweep_of_linear_attention_reaches_a_million_tokens():
@@ -497,7 +498,7 @@ TINY_MODEL = model_steps.Shape("softmax", 2, 16, dim=16, layers=1, heads=2, symb
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 def test_whole_models_have_a_line_for_each_encoding(attention):
     shape = replace(TINY_MODEL, attention=attention)
-    found = model_steps.run(shape, device=CPU, dtype=torch.float32, repeats=1)
+    found = model_steps.measure_encoders(shape, device=CPU, dtype=torch.float32, repeats=1)
     lines = {line["contender"]: line for line in found}
     assert list(lines) == list(lagwise.ENCODINGS)
     refused = {name for name, line in lines.items() if "error" in line}
@@ -515,7 +516,7 @@ def test_whole_models_have_a_line_for_each_encoding(attention):
 @pytest.mark.usefixtures("unweighed")
 def test_a_training_step_of_a_whole_model_moves_its_weights():
     torch.manual_seed(0)
-    model, tokens = model_steps.Model(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
+    model, tokens = model_steps.TimedEncoder(TINY_MODEL, "t5"), torch.randint(20, (2, 16))
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     model_steps.training_step(model, tokens, torch.float32)()
     # The keys' bias cancels in the softmax.

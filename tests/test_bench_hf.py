@@ -15,7 +15,7 @@ from lagwise.extras import install_command
 from lagwise.hf.bert import self_attentions
 from lagwise.lab.bench import hf as bench
 from lagwise.lab.bench import timing
-from lagwise.lab.bench.hf import BERT_4, Answer, Batch, ModelCase
+from lagwise.lab.bench.hf import BERT_4, Answer, ModelBatch, ModelCase
 from lagwise.lab.bench.timing import Measured
 from lagwise.lab.cli import app
 
@@ -52,7 +52,7 @@ def unweighed(monkeypatch):
 
 def run(name: str, **options) -> dict[str, dict]:
     case = options.pop("case", ModelCase(name, 2, 12, 0.1, goal=1e-9, memory_goal=1e9))
-    records = bench.run(case, device=CPU, dtype=torch.float32, repeats=1, **options)
+    records = bench.measure_model(case, device=CPU, dtype=torch.float32, repeats=1, **options)
     return {record["contender"]: record for record in records}
 
 
@@ -235,7 +235,7 @@ def test_a_contender_that_does_not_answer_is_not_measured(monkeypatch):
 
 def test_goals_are_held_against_the_anchor_in_the_same_turn():
     case = ModelCase("t5", 2, 12, goal=3.0, memory_goal=0.5)
-    batch = Batch({"input_ids": torch.zeros(2, 50, dtype=torch.long)}, None)
+    batch = ModelBatch({"input_ids": torch.zeros(2, 50, dtype=torch.long)}, None)
     training = {"sdpa": Measured([4.0, 8.0, 4.0], 900), "lagwise": Measured([1.0, 2.0, 1.0], 400)}
     numbers = bench.numbers_of(case, batch, training, training, {"sdpa": 100, "lagwise": 100})
     ours = numbers["lagwise"]

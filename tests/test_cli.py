@@ -15,7 +15,7 @@ from lagwise import extras
 from lagwise.extras import install_command
 from lagwise.lab.cli import app, console
 from lagwise.lab.cli import bench as bench
-from lagwise.lab.loop import make_config
+from lagwise.lab.experiment import make_config
 from lagwise.lab.tasks import TASKS
 from lagwise.lab.threads import is_small, use_threads
 

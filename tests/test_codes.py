@@ -9,7 +9,7 @@ from oracle import ROUNDINGS, compare
 
 import lagwise
 from lagwise import noise
-from lagwise.lab.bench.timing import peak_memory
+from lagwise.lab.memory import peak_memory
 from lagwise.noise import Stream
 from lagwise.ops.spe.features import features as features_of
 from lagwise.ops.support import HAS_TRITON

@@ -12,13 +12,16 @@ import pytest
 import torch
 
 import lagwise
-from lagwise.lab import compare, lock, loop
-from lagwise.lab.compare import FAILURE, folder_of, plan, run_all
+from lagwise.lab import compare, lock
+from lagwise.lab import run as run_module
+from lagwise.lab.compare import folder_of, plan, run_all
 from lagwise.lab.config import Config
+from lagwise.lab.jobs import Job, do_run
+from lagwise.lab.json_files import write_json
 from lagwise.lab.lock import owned
-from lagwise.lab.loop import Diverged, Interrupted, Settings
-from lagwise.lab.signals import interrupt, on_signal
-from lagwise.lab.store import Run, write
+from lagwise.lab.loop import Diverged, Settings
+from lagwise.lab.run_folder import FAILURE, Run
+from lagwise.lab.signals import Interrupted, interrupt, on_signal, stop_on_signal
 
 CPU = Settings(device="cpu")
 ENVIRONMENT = {"device": "a CPU", "data": "generated or built-in sample"}
@@ -65,7 +68,7 @@ def slow_train(config, folder, settings, *, resume=False, watch=None):
     if resume and run.checkpoints.exists():
         run.finish(result_of(1.0))
         return
-    with loop.stop_on_signal() as stopped:
+    with stop_on_signal() as stopped:
         watch({"step": 1, "loss": 1.0})
         until = time.monotonic() + 60
         while not stopped and time.monotonic() < until:
@@ -142,7 +145,7 @@ def test_as_many_jobs_as_cores_on_a_cpu_and_one_on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_are_done_kept_resumed_and_may_fail(tmp_path, monkeypatch, jobs):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     monkeypatch.setattr(compare, "cores", lambda: 6)
     configs = configs_of("t5", "shaw", "xl", "xpos", "none", "rotary", seeds=1)
     kept, begun = configs[4], configs[5]
@@ -156,7 +159,7 @@ def test_runs_are_done_kept_resumed_and_may_fail(tmp_path, monkeypatch, jobs):
     assert [outcome.error for outcome in outcomes] == [
         None, "the loss is nan at step 1", "heads must be at least 1, but is 0", "RuntimeError: out of memory", None, None,
     ]  # fmt: skip
-    assert compare.failure_of(outcomes[1].run) == "the loss is nan at step 1"
+    assert outcomes[1].run.failure == "the loss is nan at step 1"
     assert not (outcomes[5].folder / FAILURE).exists()
     assert Run(folder_of(tmp_path, kept)).result["test"]["accuracy"] == 0.5
     assert outcomes[5].run.lines[0]["resume"] is True
@@ -178,7 +181,7 @@ def test_one_process_does_runs_of_several_precisions(tmp_path):
 
 
 def test_again_runs_what_is_complete_once_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     run = stored(tmp_path, "t5", 0, 0.5)
     run_all([run.config], tmp_path, CPU)
     assert run.result["test"]["accuracy"] == 0.5
@@ -187,14 +190,14 @@ def test_again_runs_what_is_complete_once_more(tmp_path, monkeypatch):
 
 
 def test_a_run_on_other_data_is_not_taken_for_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     run = stored(tmp_path, "t5", 0, 0.5)
     (outcome,) = run_all([run.config], tmp_path, replace(CPU, data=Path("files")))
     assert outcome.status == "failed" and "other data (generated or built-in sample, not files)" in str(outcome.error)
 
 
 def test_a_process_that_dies_takes_its_run_alone_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     outcomes = run_all(configs_of("kerple", "t5", "rotary"), tmp_path, CPU, jobs=2)
     assert [outcome.status for outcome in outcomes] == ["failed", "ran", "ran"]
     assert "exit code 9" in str(outcomes[0].error)
@@ -202,7 +205,7 @@ def test_a_process_that_dies_takes_its_run_alone_with_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_stops_all_and_the_next_call_goes_on(tmp_path, monkeypatch, jobs):
-    monkeypatch.setattr(loop, "train", slow_train)
+    monkeypatch.setattr(run_module, "train", slow_train)
     configs = configs_of("t5", "rotary", "none")
     begun, hurried = [], threading.Timer(0.1, hurry)
 
@@ -237,7 +240,7 @@ def test_what_is_saved_of_runs_that_were_stopped_is_told(tmp_path, monkeypatch):
         (run.checkpoints / "step-00000012").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(run_module, "train", train)
     with pytest.raises(Interrupted, match=r"the same command goes on.*\n.*/t5/.*step-00000012 is saved$"):
         run_all(configs_of("t5", "rotary"), tmp_path, CPU)
 
@@ -248,7 +251,7 @@ def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, monkeypatch, again)
         with owned(folder):
             return fake_train(config, folder, settings, resume=resume, watch=watch)
 
-    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(run_module, "train", train)
     monkeypatch.setattr(lock, "MOMENT", 0.1)
     configs = configs_of("t5", "rotary")
     theirs = Run.create(folder_of(tmp_path, configs[0]), configs[0], ENVIRONMENT)
@@ -261,18 +264,18 @@ def test_a_run_that_somebody_is_at_is_left_to_them(tmp_path, monkeypatch, again)
 
 
 def test_a_run_that_another_comparison_has_done_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     (config,) = configs_of("t5")
-    job = compare.Job(0, config, folder_of(tmp_path, config), CPU, fake_train)
+    job = Job(0, config, folder_of(tmp_path, config), CPU, fake_train)
     stored(tmp_path, "t5", 0, 0.5)
-    assert compare.carried_out(job, print).status == "kept"
+    assert do_run(job, print).status == "kept"
 
 
 def test_one_run_that_cannot_be_read_or_written_does_not_stop_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run_module, "train", fake_train)
     damaged, changed, _, last = configs = configs_of("t5", "at5", "none", "rotary")
     (stored(tmp_path, damaged.encoding, 0, 0.5).folder / "result.json").write_text("{")
-    write(stored(tmp_path, changed.encoding, 0, 0.5).folder / "config.json", replace(changed, dim=4).to_json())
+    write_json(stored(tmp_path, changed.encoding, 0, 0.5).folder / "config.json", replace(changed, dim=4).to_json())
     (tmp_path / "process-50" / "rotary").write_text("a file")
     outcomes = run_all(configs, tmp_path, CPU)
     assert [outcome.status for outcome in outcomes] == ["failed", "failed", "ran", "failed"]

@@ -156,7 +156,8 @@ def test_what_an_encoder_of_transformers_computed_is_rebuilt(kind):
 
 
 def test_a_model_of_a_run_is_captured():
-    from lagwise.lab.loop import Session, Settings, make_config
+    from lagwise.lab.experiment import make_config
+    from lagwise.lab.loop import Session, Settings
 
     config = make_config("process-50", "at5", dim=16, heads=2, layers=1)
     session = Session(config, Settings(device="cpu"))

@@ -15,9 +15,13 @@ import lagwise
 import lagwise.hf
 from lagwise import lens
 from lagwise.lab.cli import app
-from lagwise.lab.cli.lens import is_path, last_position, look_at_pretrained, words_of
+from lagwise.lab.cli.lens import is_path
 from lagwise.lab.config import Config
-from lagwise.lab.loop import Settings, make_config, make_task, train
+from lagwise.lab.experiment import make_config, make_task
+from lagwise.lab.look_pretrained import last_position, look_at_pretrained
+from lagwise.lab.look_run import token_words
+from lagwise.lab.loop import Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks.base import Task
 from lagwise.lab.tasks.lra.byte_text import SAMPLE_SIZES
 from lagwise.lab.tasks.text.glue import Glue
@@ -43,7 +47,7 @@ def task_of(name: str, **options) -> tuple[Task, Config]:
 def named(name: str, number: int = 0, **options) -> tuple[Task, list[str]]:
     """Returns a task, and the names of the tokens of one of its test examples."""
     task, config = task_of(name, **options)
-    return task, words_of(task, task.model(config), task.examples("test").batch([number]))
+    return task, token_words(task, task.model(config), task.examples("test").batch([number]))
 
 
 # Names of tokens
@@ -99,8 +103,8 @@ def test_both_sides_of_a_translation_are_named_only_where_their_lengths_tell_the
     model, batch = task.model(config), task.examples("test").batch([0])
     source, split = batch["tokens"], task.texts("test").source
     assert "".join(task.token_names(source[0].tolist())[: int(batch["lengths"][0]) - 1]).strip() in split
-    assert words_of(task, model, {**batch, "inputs": source}) == [str(place) for place in range(source.shape[1])]
-    assert words_of(task, model, {**batch, "inputs": source[:, 1:]}) == task.token_names(source[0].tolist())
+    assert token_words(task, model, {**batch, "inputs": source}) == [str(place) for place in range(source.shape[1])]
+    assert token_words(task, model, {**batch, "inputs": source[:, 1:]}) == task.token_names(source[0].tolist())
 
 
 def test_values_are_called_by_their_places():
@@ -258,7 +262,7 @@ def test_what_a_pretrained_model_cannot_read_is_said_in_words(tmp_path):
 def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("lagwise.lab.cli.lens.look_at_pretrained", lambda *_: pytest.fail("asked the Hub"))
+    monkeypatch.setattr("lagwise.lab.look_pretrained.look_at_pretrained", lambda *_: pytest.fail("asked the Hub"))
     ended = CliRunner().invoke(app, ["lens", name])
     assert ended.exit_code == 2 and f"there is no folder {name}" in ended.output
 

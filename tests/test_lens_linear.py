@@ -14,8 +14,10 @@ import lagwise
 from lagwise import FeatureMap, lens, linear_attention
 from lagwise.call import Call
 from lagwise.lab.cli import app
-from lagwise.lab.cli.lens import linear_notes
-from lagwise.lab.loop import Settings, make_config, train
+from lagwise.lab.experiment import make_config
+from lagwise.lab.look import linear_notes
+from lagwise.lab.loop import Settings
+from lagwise.lab.run import train
 
 HEADS, TIME = 4, 12
 MAPS = ("favor", "relu", "elu")

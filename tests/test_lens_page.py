@@ -22,9 +22,13 @@ import lagwise.hf
 from lagwise import LagTable, Terms, lens
 from lagwise.call import Call
 from lagwise.lab.cli import app
-from lagwise.lab.cli.lens import edges_of, kernels_of, load, look_at_pretrained, untrained, words_of
 from lagwise.lab.config import Config
-from lagwise.lab.loop import Session, Settings, make_config, make_task, train
+from lagwise.lab.experiment import make_config, make_task
+from lagwise.lab.look import edges_of, kernels_of
+from lagwise.lab.look_pretrained import load_pretrained, look_at_pretrained
+from lagwise.lab.look_run import token_words, untrained_model
+from lagwise.lab.loop import Session, Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks.models import Classifier
 from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
 
@@ -238,7 +242,7 @@ def test_ablations_of_runs_are_lines(run, tmp_path):
 
 def test_a_run_begins_from_the_model_that_is_called_untrained(run):
     session = Session(Config.from_json(json.loads((run / "config.json").read_text())), Settings(device="cpu"))
-    before = untrained(session)
+    before = untrained_model(session)
     assert before is not None
     for (name, wanted), found in zip(session.model.named_parameters(), before.parameters(), strict=True):
         assert torch.equal(wanted, found), name
@@ -298,9 +302,9 @@ def test_tokens_are_named_as_the_model_reads_them():
     config = make_config("process-50", encoding="t5", dim=16, layers=1, heads=2)
     task = make_task(config, None)
     batch = {"tokens": torch.tensor([[1, 0, 1], [0, 0, 0]])}
-    assert words_of(task, task.model(config), batch) == ["1", "0", "1"]
-    assert words_of(task, Classifier(config, symbols=2, classes=2, pooling="first"), batch) == ["[first]", "1", "0", "1"]
-    assert words_of(task, task.model(config), {**batch, "inputs": batch["tokens"]}) == ["0", "1", "2"]
+    assert token_words(task, task.model(config), batch) == ["1", "0", "1"]
+    assert token_words(task, Classifier(config, symbols=2, classes=2, pooling="first"), batch) == ["[first]", "1", "0", "1"]
+    assert token_words(task, task.model(config), {**batch, "inputs": batch["tokens"]}) == ["0", "1", "2"]
 
 
 def save_tokenizer(folder) -> None:
@@ -375,7 +379,7 @@ def test_the_command_looks_at_a_relative_bert(tmp_path):
     found = look_at_pretrained(str(tmp_path), "the cat sat", 512)
     assert found.tokens == WORDS[:3]
     assert sorted(found.calls[0].parts().scores) == ["content", "query"]
-    assert not load(str(tmp_path)).training
+    assert not load_pretrained(str(tmp_path)).training
 
 
 def test_a_folder_without_a_model_is_refused_in_words(tmp_path):

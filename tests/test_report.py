@@ -18,13 +18,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import lagwise
 from lagwise import lens, pages
 from lagwise.encodings.base import Encoding
-from lagwise.lab.compare import FAILURE, folder_of
+from lagwise.lab.compare import folder_of
 from lagwise.lab.config import Config
-from lagwise.lab.loop import Settings, make_config, train
-from lagwise.lab.report import comparison
+from lagwise.lab.experiment import make_config
+from lagwise.lab.grouping import groups
+from lagwise.lab.json_files import write_json
+from lagwise.lab.loop import Settings
+from lagwise.lab.report.comparison import write_report
+from lagwise.lab.report.figure import plot
+from lagwise.lab.report.learning import curves
+from lagwise.lab.report.page import make_page
 from lagwise.lab.report.verdict import verdict_on
-from lagwise.lab.standings import groups, league
-from lagwise.lab.store import Run, write
+from lagwise.lab.run import train
+from lagwise.lab.run_folder import FAILURE, Run
+from lagwise.lab.standings import rows_of
 from lagwise.lens.learned import learned_priors
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&{{data}}"
@@ -194,7 +201,7 @@ def data_in(text):
 
 
 def test_the_page_is_whole_and_needs_nothing_else(runs):
-    text = comparison.page(runs, "lagwise compare")
+    text = make_page(runs, "lagwise compare")
     found = read(text)
     assert found.addresses == [] and "@import" not in text and "url(" not in text and "{{" not in text
     assert len(found.scripts) == 2 and "prefers-color-scheme: dark" in text
@@ -203,33 +210,31 @@ def test_the_page_is_whole_and_needs_nothing_else(runs):
 
 
 def test_the_page_begins_with_the_verdict_and_counts_runs_where_it_names_seeds(runs):
-    text = comparison.page(runs, "")
+    text = make_page(runs, "")
     (group,) = groups(runs)
-    assert text.index(escape(verdict_on(group))) < text.index("<h3>League</h3>")
-    league_head, *_, differences_head = (row for row in read(text).rows if row[0].startswith("encoding"))
-    assert league_head[1].startswith("runs") and "seeds" in differences_head
+    assert text.index(escape(verdict_on(group))) < text.index("<h3>Standings</h3>")
+    standings_head, *_, differences_head = (row for row in read(text).rows if row[0].startswith("encoding"))
+    assert standings_head[1].startswith("runs") and "seeds" in differences_head
     assert "no significant difference" in text and "told apart" not in text
 
 
-def test_the_tables_of_the_page_have_the_numbers_of_the_league(runs):
-    rows = {
-        row[0]: row for row in reversed(read(comparison.page(runs, "")).rows) if row[0] in ("t5", "none", "at5") and len(row) == 9
-    }
-    for row in league(runs):
+def test_the_tables_of_the_page_have_the_numbers_of_the_standings(runs):
+    rows = {row[0]: row for row in reversed(read(make_page(runs, "")).rows) if row[0] in ("t5", "none", "at5") and len(row) == 9}
+    for row in rows_of(groups(runs)[0]):
         cells = rows[row.encoding]
         assert cells[1:3] == ["2", str(row.test)] and cells[4:] == [str(row.validation), "12", "3.0", "1,234", "3.0"]
-    order = [row[0] for row in read(comparison.page(runs, "")).rows if len(row) == 9][1:]
+    order = [row[0] for row in read(make_page(runs, "")).rows if len(row) == 9][1:]
     assert order == ["at5", "t5", "none"]
 
 
 def test_headers_sort_by_buttons_that_say_so(runs):
-    text = comparison.page(runs, "")
+    text = make_page(runs, "")
     assert text.count('aria-sort="none"><button type="button">') == 8 + 4
     assert re.search(r'<td data-value="0\.82\d*">0\.82 ± 0\.25</td>', text)
 
 
 def test_the_data_of_the_page_is_that_of_the_runs(runs):
-    (group,) = data_in(comparison.page(runs, ""))["groups"]
+    (group,) = data_in(make_page(runs, ""))["groups"]
     assert [row["encoding"] for row in group["rows"]] == ["at5", "t5", "none"]
     assert group["rows"][1]["mean"] == pytest.approx(0.82) and group["rows"][1]["peak memory in MiB"] == 3.0
     assert (group["metric"], group["higher"], group["baseline"]) == ("accuracy", True, "t5")
@@ -246,29 +251,29 @@ def test_the_data_of_the_page_is_that_of_the_runs(runs):
 
 
 def test_other_lengths_have_a_table_and_refusals_their_reasons(runs):
-    text = comparison.page(runs, "")
+    text = make_page(runs, "")
     assert "Test accuracy at other lengths" in text
     assert ["t5", "0.82 ± 0.25", "0.7", "refused"] in read(text).rows
     assert "t5 at 4,096: the table &lt;ends&gt; at 512" in text
 
 
 def test_a_sample_is_called_one(tmp_path):
-    text = comparison.page([make_run(tmp_path, "t5", 0, 0.5, sample=True)], "")
+    text = make_page([make_run(tmp_path, "t5", 0, 0.5, sample=True)], "")
     assert "mean nothing" in text and "at other lengths" not in text
 
 
 def test_what_is_not_complete_is_named_with_its_reason(runs, tmp_path):
     failed = make_run(tmp_path, "rotary", 3, 0.0, finish=False)
-    write(failed.folder / FAILURE, {"error": "the loss is nan"})
+    write_json(failed.folder / FAILURE, {"error": "the loss is nan"})
     stopped = make_run(tmp_path, "rotary", 4, 0.0, finish=False)
-    text = comparison.page([*runs, failed, stopped], "")
+    text = make_page([*runs, failed, stopped], "")
     assert "rotary, seed 3, takes no part: the loss is nan" in text
     assert "rotary, seed 4, takes no part: it was stopped before its end" in text
     assert [row["encoding"] for row in data_in(text)["groups"][0]["rows"]] == ["at5", "t5", "none"]
 
 
 def test_settings_have_sections_of_their_own_and_devices_are_not_mixed_in_silence(runs, tmp_path):
-    text = comparison.page([*runs, make_run(tmp_path, "t5", 0, 0.9, dim=256, device="a GPU")], "")
+    text = make_page([*runs, make_run(tmp_path, "t5", 0, 0.9, dim=256, device="a GPU")], "")
     assert len(data_in(text)["groups"]) == 2 and text.count("<section") == 2
     assert "<h2>process-50, dim=256</h2>" in text and "different devices" in text
 
@@ -283,8 +288,8 @@ def test_nothing_breaks_out_of_its_place(tmp_path):
     run = make_run(tmp_path / "a", "t5", 0, 0.5, encoding_options={EVIL: EVIL}, lengths={"64": {"refused": EVIL}})
     other = make_run(tmp_path / "a", "t5", 0, 0.6, encoding_options={EVIL: "x"})
     failed = make_run(tmp_path / "a", "t5", 1, 0.5, finish=False, device=EVIL)
-    write(failed.folder / FAILURE, {"error": EVIL})
-    text = comparison.page([run, other, failed], EVIL)
+    write_json(failed.folder / FAILURE, {"error": EVIL})
+    text = make_page([run, other, failed], EVIL)
     found = read(text)
     assert len(found.scripts) == 2 and "img" not in found.tags
     assert {row["encoding"] for row in data_in(text)["groups"][0]["rows"]} == {f"t5 ({EVIL}={EVIL})", f"t5 ({EVIL}=x)"}
@@ -293,38 +298,42 @@ def test_nothing_breaks_out_of_its_place(tmp_path):
 
 def test_what_is_no_number_leaves_json_whole(tmp_path):
     runs = [make_run(tmp_path, "t5", 0, math.nan), make_run(tmp_path, "none", 0, 0.5)]
-    text = comparison.page(runs, "")
+    text = make_page(runs, "")
     assert data_in(text)["groups"][0]["rows"][1]["mean"] is None and "NaN" not in read(text).scripts[0]
-    drawn(comparison.plot(runs))
+    drawn(plot(runs))
 
 
-def test_the_figure_shows_the_curves_and_the_league(runs):
-    left, right, _ = comparison.plot(runs).axes
+def test_the_figure_shows_the_curves_and_the_standings(runs):
+    left, right, _ = plot(runs).axes
     assert left.get_ylabel() == "validation accuracy"
     drawn = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in left.lines}
     assert list(drawn) == [(10, 20, 30)]
     means = sorted(round(line.get_ydata()[-1], 4) for line in left.lines)
     assert means == [0.4717, 0.7867, 0.8317]
-    assert {text.get_text() for text in left.texts} == {"t5", "none", "at5"}
     assert [label.get_text() for label in right.get_yticklabels()] == ["at5", "t5", "none"]
     assert [round(bar[0].get_xdata()[0], 3) for bar in right.containers] == [0.865, 0.82, 0.505]
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in left.lines}) == 3
+    # The names beside the standings are those of the curves with the same colour and mark.
+    looks = {line.get_ydata()[-1]: (line.get_color(), line.get_marker()) for line in left.lines}
+    colours = [label.get_color() for label in right.get_yticklabels()]
+    assert [looks[mean] for mean in sorted(looks, reverse=True)] == [
+        (colour, bar[0].get_marker()) for colour, bar in zip(colours, right.containers, strict=True)
+    ]
 
 
 def test_the_figure_shows_other_lengths(runs):
-    panel = comparison.plot(runs).axes[2]
+    panel = plot(runs).axes[2]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["50", "64", "4,096"]
     # Means over the seeds at the length of the training, and 0.7 at 64; all encodings refuse 4,096.
     lines = [bar[0] for bar in panel.containers]
     assert [list(line.get_xdata()) for line in lines] == [[50, 64]] * 3
     assert [[round(float(value), 3) for value in line.get_ydata()] for line in lines] == [[0.865, 0.7], [0.82, 0.7], [0.505, 0.7]]
-    assert {text.get_text() for text in panel.texts} == {"t5", "none", "at5"}
 
 
 def test_a_figure_without_other_lengths_has_no_panel_for_them(tmp_path):
-    assert len(comparison.plot([make_run(tmp_path, "t5", 0, 0.5)]).axes) == 2
+    assert len(plot([make_run(tmp_path, "t5", 0, 0.5)]).axes) == 2
     refused = make_run(tmp_path, "t5", 1, 0.5, lengths={"64": {"refused": "too long"}})
-    assert len(comparison.plot([refused]).axes) == 3
+    assert len(plot([refused]).axes) == 3
 
 
 def test_each_group_has_its_own_title_above_it_which_fits(tmp_path):
@@ -338,7 +347,7 @@ def test_each_group_has_its_own_title_above_it_which_fits(tmp_path):
     runs.append(make_run(tmp_path, "t5", 0, 0.5))
     # Long names leave less room for the panels.
     runs += [make_run(tmp_path, "sine-spe", 0, 0.5, encoding_options={"realizations": number}) for number in (32, 128)]
-    figure = drawn(comparison.plot(runs))
+    figure = drawn(plot(runs))
     assert all(panel._left_title.get_window_extent().x1 <= figure.bbox.x1 for panel in figure.axes)
     assert len(figure.subfigs) == 3
     for own, group in zip(figure.subfigs, groups(runs), strict=True):
@@ -353,13 +362,13 @@ def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):
     run = make_run(tmp_path, "t5", 0, 0.5)
     lines = [line for line in run.lines if "split" not in line]
     (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(comparison.curves(groups([run])[0])) == ["training loss"]
-    assert comparison.plot([run]).axes[0].get_ylabel() == "training loss"
+    assert list(curves(groups([run])[0])) == ["training loss"]
+    assert plot([run]).axes[0].get_ylabel() == "training loss"
 
 
 def test_a_report_is_three_files(runs, tmp_path):
-    paths = comparison.write_report(runs, tmp_path / "new", "lagwise compare")
-    assert [path.name for path in paths] == ["report.html", "league.csv", "report.png"]
+    paths = write_report(runs, tmp_path / "new", "lagwise compare")
+    assert [path.name for path in paths] == ["report.html", "standings.csv", "report.png"]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     lines = list(csv.DictReader(paths[1].read_text().splitlines()))
     assert [line["encoding"] for line in lines] == ["at5", "t5", "none"]
@@ -370,7 +379,7 @@ def test_a_report_is_three_files(runs, tmp_path):
 
 def test_there_must_be_something_to_report(tmp_path):
     with pytest.raises(ValueError, match="at least one that is complete"):
-        comparison.page([make_run(tmp_path, "t5", 0, 0.5, finish=False)], "")
+        make_page([make_run(tmp_path, "t5", 0, 0.5, finish=False)], "")
 
 
 # What the encodings learned
@@ -452,7 +461,7 @@ def with_priors(tmp_path):
 
 
 def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_priors):
-    text = comparison.page(with_priors, "")
+    text = make_page(with_priors, "")
     (group,) = data_in(text)["groups"]
     assert list(group["priors"]) == ["t5", "sine-spe"] and group["priors"]["t5"]["seed"] == 3
     first, second = group["priors"]["t5"]["learned"]
@@ -468,7 +477,7 @@ def test_the_page_has_the_priors_of_the_first_seed_and_says_what_has_none(with_p
 
 
 def test_without_any_prior_there_is_no_chart(runs):
-    text = comparison.page(runs, "")
+    text = make_page(runs, "")
     assert "data-prior>" not in text and "its run did not store what it learned" in text
 
 
@@ -488,7 +497,7 @@ def opened(browser, tmp_path):
 
 
 def test_a_browser_shows_priors_and_kernels(opened, with_priors):
-    tab = opened(comparison.page(with_priors, ""))
+    tab = opened(make_page(with_priors, ""))
     tab.select_option("[data-prior]", "t5")
     assert "From seed 3" in tab.inner_text("[data-prior-words]")
     wanted = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, -torch.inf]]).softmax(-1)
@@ -510,8 +519,8 @@ def test_a_browser_shows_priors_and_kernels(opened, with_priors):
     assert told(tab, "prior-values") == ("lag -1:", {"layers 0, 1 · head 0": "0.5", "layers 0, 1 · head 1": "0.25"})
 
 
-def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
-    tab = opened(comparison.page(runs, ""))
+def test_a_browser_reads_learning_curves_and_sorts_the_standings(opened, runs):
+    tab = opened(make_page(runs, ""))
     title, values = told(tab, "values")
     assert title == "Step 30:" and list(values) == ["at5", "t5", "none"] and values["at5"] == "0.8317 (0.8267 to 0.8367)"
     tab.focus("[data-curves] svg")
@@ -520,15 +529,15 @@ def test_a_browser_reads_learning_curves_and_sorts_the_league(opened, runs):
     assert title == "Step 20:" and values["at5"].startswith("0.815 ")
     tab.select_option("[data-what]", "training loss")
     assert told(tab, "values")[1]["at5"] == "0.5333 (0.03333 to 1.033)"
-    tab.locator("[data-league] thead button").nth(2).click()
-    assert tab.locator("[data-league] tbody th").all_inner_texts() == ["none", "t5", "at5"]
+    tab.locator("[data-standings] thead button").nth(2).click()
+    assert tab.locator("[data-standings] tbody th").all_inner_texts() == ["none", "t5", "at5"]
     tab.select_option("[data-baseline]", "none")
     assert tab.locator("[data-differences] tbody th").all_inner_texts() == ["at5", "t5"]
     assert tab.locator("[data-scatter] circle").count() == 3
 
 
 def test_a_finger_that_taps_reads_a_chart(opened, runs):
-    tab = opened(comparison.page(runs, ""))
+    tab = opened(make_page(runs, ""))
     box = tab.locator("[data-curves] svg").bounding_box()
     tab.locator("[data-curves] svg").dispatch_event("pointerdown", {"clientX": box["x"] + 60, "clientY": box["y"] + 50})
     assert told(tab, "values")[0] == "Step 10:"
@@ -541,7 +550,7 @@ CHARTS = ["curves", "priors", "scatter"]
 def test_charts_are_drawn_for_the_width_of_the_screen(opened, with_priors, tmp_path, width):
     options = {"realizations": 32}
     tab = opened(
-        comparison.page([*with_priors, make_run(tmp_path, "sine-spe", 3, 0.5, encoding_options=options)], "lagwise compare " * 20)
+        make_page([*with_priors, make_run(tmp_path, "sine-spe", 3, 0.5, encoding_options=options)], "lagwise compare " * 20)
     )
     for other in (1100, width):
         resize(tab, other, "curves")
@@ -551,19 +560,19 @@ def test_charts_are_drawn_for_the_width_of_the_screen(opened, with_priors, tmp_p
 
 
 def test_tables_scroll_in_boxes_of_their_own_by_keys_too(opened, runs):
-    tab = opened(comparison.page(runs, ""))
+    tab = opened(make_page(runs, ""))
     tab.set_viewport_size({"width": 400, "height": 900})
-    box = tab.locator(".wide:has([data-league])")
+    box = tab.locator(".wide:has([data-standings])")
     inner, outer = box.evaluate("box => [box.scrollWidth, box.clientWidth]")
     assert inner > outer
     box.focus()
     tab.keyboard.press("ArrowRight")
-    tab.wait_for_function("() => document.querySelector('.wide:has([data-league])').scrollLeft > 0")
+    tab.wait_for_function("() => document.querySelector('.wide:has([data-standings])').scrollLeft > 0")
     assert_readable(tab, ["curves", "scatter"])
 
 
 def test_charts_fit_on_paper_and_come_back(opened, with_priors):
-    tab = opened(comparison.page(with_priors, ""))
+    tab = opened(make_page(with_priors, ""))
     tab.set_viewport_size({"width": 1400, "height": 900})
     widths = "marks => marks.map(mark => +document.querySelector(`[data-${mark}] svg`).getAttribute('width'))"
     tab.wait_for_function(f"() => ({widths})(['curves'])[0] === 1152")
@@ -577,7 +586,7 @@ def test_charts_fit_on_paper_and_come_back(opened, with_priors):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_names_of_curves_can_be_read_on_the_page(opened, tmp_path, scheme):
     names = ["t5", "at5", "none", "alibi", "rotary", "xpos", "shaw"]
-    tab = opened(comparison.page([make_run(tmp_path, name, 0, 0.1 * number) for number, name in enumerate(names)], ""))
+    tab = opened(make_page([make_run(tmp_path, name, 0, 0.1 * number) for number, name in enumerate(names)], ""))
     tab.emulate_media(color_scheme=scheme)
     found = contrasts(tab, "[data-curves] .series text")
     assert len(found) == len(names) and min(found) >= 4.5

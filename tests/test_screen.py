@@ -9,11 +9,11 @@ from rich.console import Console
 from test_compare import fake_train, stored
 from typer.testing import CliRunner
 
-from lagwise.lab import loop
-from lagwise.lab.cli import app, progress
+from lagwise.lab import run
+from lagwise.lab.cli import app, standings
 from lagwise.lab.compare import DEFAULT_ENCODINGS
 from lagwise.lab.config import Config
-from lagwise.lab.standings import groups
+from lagwise.lab.grouping import groups
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def shown(tmp_path, monkeypatch):
     """Returns a function that shows a comparison of eight encodings on a screen of some width, and returns what stands there."""
 
     def show(width, *, wide=False, **others):
-        monkeypatch.setattr(progress, "console", Console(width=width, file=io.StringIO()))
+        monkeypatch.setattr(standings, "console", Console(width=width, file=io.StringIO()))
         runs = [
             stored(tmp_path / "runs", name, seed, 0.9 - 0.03 * number + 0.01 * (seed * number % 3), **others)
             for number, name in enumerate(DEFAULT_ENCODINGS) for seed in range(3)
         ]  # fmt: skip
         (group,) = groups(runs)
-        progress.show_comparison(group, "t5", wide=wide)
-        return progress.console.file.getvalue()
+        standings.show_comparison(group, "t5", wide=wide)
+        return standings.console.file.getvalue()
 
     return show
 
@@ -71,7 +71,7 @@ def test_it_ends_with_a_verdict(shown):
 
 
 def test_the_rows_of_encodings_appear_as_they_finish_and_the_page_is_named_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run, "train", fake_train)
     options = ["--seeds", "2", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["compare", "--encodings", "t5,at5", *options])
     lines = [" ".join(line.split()) for line in done.output.splitlines() if line.strip()]
@@ -82,7 +82,7 @@ def test_the_rows_of_encodings_appear_as_they_finish_and_the_page_is_named_last(
 
 
 def test_runs_that_fail_are_told_once_for_each_reason_and_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "train", fake_train)
+    monkeypatch.setattr(run, "train", fake_train)
     options = ["--seeds", "2", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, ["compare", "--encodings", "t5,xl", *options])
     assert done.exit_code == 1 and "xl 2 of 2 runs failed" in " ".join(done.output.split())
@@ -90,9 +90,9 @@ def test_runs_that_fail_are_told_once_for_each_reason_and_count(tmp_path, monkey
 
 
 def test_differences_of_single_runs_are_as_exact_as_the_scores(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "console", Console(width=80, file=io.StringIO()))
+    monkeypatch.setattr(standings, "console", Console(width=80, file=io.StringIO()))
     config = replace(Config("process-50"), steps=1)
     (group,) = groups([stored(tmp_path, name, 0, value, config=config) for name, value in (("t5", 0.8328), ("at5", 0.8406))])
-    progress.show_comparison(group, "t5")
-    text = progress.console.file.getvalue()
+    standings.show_comparison(group, "t5")
+    text = standings.console.file.getvalue()
     assert "0.0078 " in text and "one seed supports no claim" in text and "confidence" not in text

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lagwise.lab import records
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config
+from lagwise.lab.estimates import estimate
 from lagwise.lab.report import tables
-from lagwise.lab.standings import estimate
 from lagwise.lab.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ PUBLISHED = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "\n<!-- r
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_published_pages_say_what_their_lines_say(page):
-    assert tables.filled(page, ROOT, figures=False) == page.read_text(), f"run `lagwise results {page.relative_to(ROOT)}`"
+    assert tables.fill_document(page, ROOT, figures=False) == page.read_text(), f"run `lagwise results {page.relative_to(ROOT)}`"
 
 
 def test_the_log_has_the_tables_of_all_papers():
@@ -43,16 +43,16 @@ def project(folder: Path, mark: str) -> Path:
             run.log({"step": 1, "loss": 1.0, "seconds": 1.0, "tokens": 9})
             run.log({"step": 2, "loss": 0.5, "seconds": 1.0, "tokens": 9})
             runs.append(run)
-    records.save(runs, folder / "results" / "some.jsonl")
+    records.save_runs(runs, folder / "results" / "some.jsonl")
     page = folder / "docs" / "page.md"
     page.parent.mkdir()
     page.write_text(f"# Before\n<!-- results: {mark} -->\nold\n<!-- end -->\nafter\n")
     return page
 
 
-def test_a_league_by_hand(tmp_path):
+def test_standings_by_hand(tmp_path):
     page = project(tmp_path, "league results/some.jsonl --percent --figure docs/some.png")
-    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=True).splitlines()
     # Two seeds have t = 12.7062: at5's mean is 71, its deviation 11 sqrt(2), so that the half-width is 12.7062 x 11; the
     # differences are 10 and 12.
     assert lines[2:6] == [
@@ -69,16 +69,16 @@ def test_a_league_by_hand(tmp_path):
 
 def test_a_baseline_and_what_is_tuned_are_in_the_table(tmp_path):
     page = project(tmp_path, "league results/some.jsonl --baseline at5 --tune rate")
-    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=False).splitlines()
     assert lines[2] == "| encoding | test accuracy | minus `at5` | at 64 | at 128 | rate | seeds | its parameters |"
     assert lines[5] == f"| `t5` | 0.6 ± 1.3 | -0.11 ± 0.13 | 0.30 ± 0.64 | refused | {Config('process-50').rate} | 2 | 10 |"
 
 
 def test_another_metric_beside_the_one_that_counts(tmp_path):
     page = project(tmp_path, "league results/some.jsonl --also loss")
-    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=False).splitlines()
     head, row = ([cell.strip() for cell in lines[number].split("|")] for number in (2, 4))
-    losses = [records.read(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
+    losses = [records.read_runs(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
     assert head[2:5] == ["test accuracy", "minus `t5`", "test loss"] and row[1] == "`at5`"
     assert row[4] == str(estimate(losses))
 
@@ -100,10 +100,10 @@ def overview(folder: Path, scores: dict[str, dict[str, list[float]]], words: str
         for encoding, values in encodings.items()
         for seed, value in enumerate(values)
     ]
-    records.save(runs, folder / "results" / "some.jsonl")
+    records.save_runs(runs, folder / "results" / "some.jsonl")
     page = folder / "page.md"
     page.write_text(f"<!-- results: overview results/some.jsonl {words}-->\n<!-- end -->\n")
-    return tables.filled(page, folder, figures=False).splitlines()[1:-1]
+    return tables.fill_document(page, folder, figures=False).splitlines()[1:-1]
 
 
 def test_an_overview_by_hand(tmp_path):
@@ -149,7 +149,7 @@ def test_models_by_hand(tmp_path):
     ]
     page = project(tmp_path, "models results/models.jsonl")
     (tmp_path / "results" / "models.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    lines = tables.filled(page, tmp_path, figures=False).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=False).splitlines()
     assert lines[2:8] == [
         "**softmax attention**", "", "| encoding | T = 64 | T = 512 |", "| --- | --- | --- |",
         "| `none` |  | 1,235 k tokens/s, 3.0 GiB |", "| `t5` | out of memory | 0.88, 1.03x |",
@@ -168,14 +168,14 @@ def test_models_by_hand(tmp_path):
 )
 def test_marks_that_cannot_be_filled(tmp_path, mark, message):
     with pytest.raises(ValueError, match=message):
-        tables.filled(project(tmp_path, mark), tmp_path, figures=False)
+        tables.fill_document(project(tmp_path, mark), tmp_path, figures=False)
 
 
 def test_a_mark_without_an_end(tmp_path):
     page = project(tmp_path, "league results/some.jsonl")
     page.write_text("<!-- results: league results/some.jsonl -->\n")
     with pytest.raises(ValueError, match="with an `<!-- end -->` after it"):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)
 
 
 def test_the_command_writes_and_checks(tmp_path):
@@ -205,8 +205,8 @@ def test_positions_by_hand(tmp_path):
     more = {"config": config, "metric": "bits_per_byte", "environment": HEAD, "seconds": 3.0}
     runs.append(stored(tmp_path / "runs", "learned", 0, 1.0, curves=ended, **more))
     page = project(tmp_path, "positions results/lm.jsonl --figure docs/lm.png")
-    records.save(runs, tmp_path / "results" / "lm.jsonl")
-    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    records.save_runs(runs, tmp_path / "results" / "lm.jsonl")
+    lines = tables.fill_document(page, tmp_path, figures=True).splitlines()
     # Within 64: (2 x 10 + 1 x 30) / 40. Beyond: 4 and 5 for the two seeds, whose interval is 12.7062 / 2.
     assert lines[2:7] == [
         "| encoding | nats per token up to 64 | beyond 64 | beyond, minus `t5` | seeds |",
@@ -226,9 +226,9 @@ def test_positions_by_hand(tmp_path):
 def test_positions_need_losses(tmp_path, task, metric, words):
     page = project(tmp_path, "positions results/some.jsonl")
     run = stored(tmp_path / "other", "t5", 0, 1.0, config=Config(task), metric=metric)
-    records.save([run], tmp_path / "results" / "some.jsonl")
+    records.save_runs([run], tmp_path / "results" / "some.jsonl")
     with pytest.raises(ValueError, match=words):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)
 
 
 def config_of(encoding: str, seed: int, **fields) -> dict:
@@ -245,7 +245,7 @@ def test_ablations_by_hand(tmp_path):
         {**known, "config": config_of("at5", 0), "values": [0.0, 0.0, 8.0, 8.0, 9.0]},
     ]
     (tmp_path / "results" / "ablation.jsonl").write_text("".join(json.dumps(each) + "\n" for each in found))
-    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=True).splitlines()
     assert lines[2:6] == [
         "| encoding, validation f1 | without priors | a quarter of the heads | half | three quarters | all | heads | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -256,7 +256,7 @@ def test_ablations_by_hand(tmp_path):
     assert (tmp_path / "docs" / "ablation.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "results" / "ablation.jsonl").write_text((json.dumps(found[0]) + "\n") * 2)
     with pytest.raises(ValueError, match=r"line 1 and .*line 2 hold the same run"):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)
 
 
 def styles_of(encoding, seed, *rows, prompts=("test:0", "test:1"), **fields) -> dict:
@@ -282,7 +282,7 @@ def test_styles_by_hand(tmp_path):
         styles_of("rotary", 1, [0.5, 0.4, 0.3, 0.4]),
     ]
     page = styles_page(tmp_path, found, " --figure docs/styles.png")
-    lines = tables.filled(page, tmp_path, figures=True).splitlines()
+    lines = tables.fill_document(page, tmp_path, figures=True).splitlines()
     # Medians of the continuations, then means of the seeds; only seed 0 has both encodings.
     assert lines[2:6] == [
         "| encoding, onset-drum | 1st quarter | 2nd | 3rd | 4th | 4th, minus `sinusoidal` | seeds |",
@@ -294,14 +294,14 @@ def test_styles_by_hand(tmp_path):
         "3 lines (3 continuations of 2 pieces each) in results/styles.jsonl: a GPU, torch 2.11, commit abc, 2026-01-01."
     )
     assert (tmp_path / "docs" / "styles.png").read_bytes().startswith(b"\x89PNG")
-    figure = tables.style_figure(tmp_path, tables.words_of("styles results/styles.jsonl"))
+    figure = tables.style_figure(tmp_path, tables.parse_mark("styles results/styles.jsonl"))
     assert [name.get_text() for name in figure.legends[0].get_texts()] == ["rotary", "sinusoidal"]
     assert figure.axes[0].get_ylabel() == "onset-drum, cosine with the piece"
 
 
 def test_styles_tell_options_of_one_encoding_apart(tmp_path):
     gates = [styles_of("sine-spe", 0, *ROWS, encoding_options={"gated": gated}) for gated in (True, False)]
-    text = tables.filled(styles_page(tmp_path, gates), tmp_path, figures=False)
+    text = tables.fill_document(styles_page(tmp_path, gates), tmp_path, figures=False)
     assert "`sine-spe (gated=true)`" in text and "`sine-spe (gated=false)`" in text
 
 
@@ -320,12 +320,12 @@ def test_styles_tell_options_of_one_encoding_apart(tmp_path):
 def test_styles_of_runs_that_do_not_belong_together_are_refused(tmp_path, second, more, words):
     page = styles_page(tmp_path, [styles_of("rotary", 0, *ROWS), second], more)
     with pytest.raises(ValueError, match=words):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)
 
 
 def test_styles_of_tuned_runs_are_compared(tmp_path):
     found = [styles_of("rotary", 0, *ROWS), styles_of("t5", 0, *ROWS, rate=0.5)]
-    assert "`t5`" in tables.filled(styles_page(tmp_path, found, " --tune rate"), tmp_path, figures=False)
+    assert "`t5`" in tables.fill_document(styles_page(tmp_path, found, " --tune rate"), tmp_path, figures=False)
 
 
 @pytest.mark.parametrize(
@@ -342,11 +342,11 @@ def test_lines_of_another_kind_are_refused(tmp_path, kind, content, words):
     page = project(tmp_path, f"{kind} results/other.jsonl")
     (tmp_path / "results" / "other.jsonl").write_text(content)
     with pytest.raises(ValueError, match=re.escape(words)):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)
 
 
 def test_models_have_no_figure(tmp_path):
     page = project(tmp_path, "models results/some.jsonl --figure docs/some.png")
     (tmp_path / "results" / "some.jsonl").write_text("")
     with pytest.raises(ValueError, match="a mark of kind 'models' must have no --figure"):
-        tables.filled(page, tmp_path, figures=False)
+        tables.fill_document(page, tmp_path, figures=False)

@@ -11,7 +11,9 @@ from training import losses_of
 import lagwise
 from lagwise.lab.checkpoint import load_latest
 from lagwise.lab.config import Config, with_fields
-from lagwise.lab.loop import Settings, make_config, train
+from lagwise.lab.experiment import make_config
+from lagwise.lab.loop import Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks import TASKS
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text import glue, sentences, words
@@ -35,7 +37,7 @@ def tiny(name, **fields):
     return with_fields(Config(task=name), {**SMALL, **fields})
 
 
-def write(folder, **files):
+def write_json(folder, **files):
     """Writes files of lists of lines, and returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, lines in files.items():
@@ -91,7 +93,7 @@ QQP_HEADER = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate"
 
 
 def test_cola_has_no_header_and_quotes_are_characters(tmp_path):
-    task = Cola(write(tmp_path / "CoLA", train=COLA, dev=COLA[:2], test=["index\tsentence", '0\tA "b.']).parent)
+    task = Cola(write_json(tmp_path / "CoLA", train=COLA, dev=COLA[:2], test=["index\tsentence", '0\tA "b.']).parent)
     assert task.read("train", labelled=True)[0] == (('She said "no.',), 1.0)
     assert task.read("test", labelled=False) == [(('A "b.',), 0.0)]
     assert [item.label for item in task.items("test")] == [1.0, 0.0]
@@ -100,16 +102,16 @@ def test_cola_has_no_header_and_quotes_are_characters(tmp_path):
 
 
 def test_mrpc_may_begin_with_a_byte_order_mark(tmp_path):
-    write(tmp_path, train=["\ufeff" + MRPC_HEADER, "1\t7\t8\tA cat .\tOne cat .", "0\t9\t8\tA dog .\tOne cat ."])
+    write_json(tmp_path, train=["\ufeff" + MRPC_HEADER, "1\t7\t8\tA cat .\tOne cat .", "0\t9\t8\tA dog .\tOne cat ."])
     assert Mrpc(tmp_path).read("train", labelled=True) == [(("A cat .", "One cat ."), 1.0), (("A dog .", "One cat ."), 0.0)]
 
 
 def test_stsb_has_scores(tmp_path):
     header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
-    write(tmp_path, dev=[header, "0\tg\tf\t2012\t1\tn\tn\tA plane.\tAn air plane.\t4.750"])
+    write_json(tmp_path, dev=[header, "0\tg\tf\t2012\t1\tn\tn\tA plane.\tAn air plane.\t4.750"])
     task = Stsb(tmp_path)
     assert task.items("test") == [(("A plane.", "An air plane."), 4.75)]
-    write(tmp_path, dev=[header, "0\tg\tf\t2012\t1\tn\tn\tA plane.\tAn air plane.\t5.2"])
+    write_json(tmp_path, dev=[header, "0\tg\tf\t2012\t1\tn\tn\tA plane.\tAn air plane.\t5.2"])
     with pytest.raises(ValueError, match=r"dev.tsv, line 2: the label is '5.2', but expected is a number from 0 to 5"):
         task.read("dev", labelled=True)
 
@@ -122,7 +124,7 @@ def mnli(tmp_path):
     train = [f"{MNLI_HEADER}\tsentence1\tsentence2\tlabel1\tgold_label"]
     train += [f"{MNLI_FIELDS}\tone {i}\ttwo\tneutral\tcontradiction" for i in range(20)]
     files = {"dev_matched": dev("entailment", "neutral"), "dev_mismatched": dev("contradiction", "neutral", "entailment")}
-    return Mnli(write(tmp_path / "MNLI", train=train, **files).parent)
+    return Mnli(write_json(tmp_path / "MNLI", train=train, **files).parent)
 
 
 def test_mnli_evaluates_both_parts_by_turns_and_names_them(tmp_path):
@@ -150,10 +152,10 @@ def test_mismatched_is_no_number_where_there_is_none(tmp_path):
 
 def test_qqp_leaves_out_broken_lines_and_says_so(tmp_path):
     lines = [QQP_HEADER, "1\t2\t3\tWhy?\tHow?\t0", '"\tWas it?\t0', "4\t5\t6\tWho?\tWho is?\t1"]
-    task = Qqp(write(tmp_path, train=lines))
+    task = Qqp(write_json(tmp_path, train=lines))
     with pytest.warns(UserWarning, match="1 lines are left out.*train.tsv, line 3: has 3 columns, but expected are 6"):
         assert task.read("train", labelled=True) == [(("Why?", "How?"), 0.0), (("Who?", "Who is?"), 1.0)]
-    write(tmp_path, train=[QQP_HEADER, *["1\t2"] * 11])
+    write_json(tmp_path, train=[QQP_HEADER, *["1\t2"] * 11])
     with pytest.raises(ValueError, match=r"train.tsv, line 2: has 2 columns.*and 10 more lines"):
         task.read("train", labelled=True)
 
@@ -172,7 +174,7 @@ def test_qqp_leaves_out_broken_lines_and_says_so(tmp_path):
 )
 def test_malformed_files(tmp_path, lines, message):
     with pytest.raises(ValueError, match=message):
-        Rte(write(tmp_path, train=lines)).examples("train")
+        Rte(write_json(tmp_path, train=lines)).examples("train")
 
 
 def test_bytes_that_are_no_text_and_files_that_are_missing(tmp_path):
@@ -222,7 +224,7 @@ def test_the_longer_text_of_a_pair_is_cut():
 
 
 def test_words_that_look_like_special_tokens_are_words(tmp_path):
-    task = Sst2(write(tmp_path, train=["sentence\tlabel", "a b\t1", "b a\t0"], dev=["sentence\tlabel", "a [SEP] b\t1"]))
+    task = Sst2(write_json(tmp_path, train=["sentence\tlabel", "a b\t1", "b a\t0"], dev=["sentence\tlabel", "a [SEP] b\t1"]))
     tokens = task.examples("test").batch([0])["tokens"][0].tolist()
     assert tokens.count(task.tokenizer.token_to_id("[SEP]")) == 1
 
@@ -431,10 +433,10 @@ def test_trec(tmp_path):
 
 
 def test_sst2_in_its_own_layout_and_in_glues(tmp_path):
-    own = write(tmp_path / "own", train=["fine\t1", "bad\t0"], dev=["good\t1"], test=["poor\t0"])
+    own = write_json(tmp_path / "own", train=["fine\t1", "bad\t0"], dev=["good\t1"], test=["poor\t0"])
     assert SstWords(own).sentences == {"train": [("fine", 1), ("bad", 0)], "validation": [("good", 1)], "test": [("poor", 0)]}
     header = "sentence\tlabel"
-    write(tmp_path / "SST-2", train=[header, "a\t1", "b\t0"], dev=[header, "c\t1"], test=["index\tsentence", "0\td"])
+    write_json(tmp_path / "SST-2", train=[header, "a\t1", "b\t0"], dev=[header, "c\t1"], test=["index\tsentence", "0\td"])
     found = SstWords(tmp_path).sentences
     assert found["test"] == [("c", 1)] and len(found["train"]) == len(found["validation"]) == 1
 

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from lagwise.lab.checkpoint import load_latest
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config, with_fields
-from lagwise.lab.loop import Session, Settings, make_config, train
-from lagwise.lab.store import Run
+from lagwise.lab.experiment import make_config
+from lagwise.lab.loop import Session, Settings
+from lagwise.lab.run import train
+from lagwise.lab.run_folder import Run
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.models import CausalModel, drawn, generate
 from lagwise.lab.tasks.streams import BYTE_END, BYTE_MASK

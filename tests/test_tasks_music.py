@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from lagwise.feature_maps import Favor
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config, with_fields
+from lagwise.lab.curves import styles_by_quarter
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.models import generate
 from lagwise.lab.tasks.music.midi import (
@@ -36,7 +37,6 @@ from lagwise.lab.tasks.music.midi import (
 from lagwise.lab.tasks.music.modelling import Groove, Piano, stretches_of
 from lagwise.lab.tasks.music.music_files import store_pieces
 from lagwise.lab.tasks.music.music_sample import add_track, sample, sample_drums, sample_piano
-from lagwise.lens import styles_by_quarter
 
 SILENT = "no synthesiser is installed"
 WORDS = [

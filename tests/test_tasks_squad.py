@@ -13,7 +13,9 @@ from training import losses_of, random_bert
 
 from lagwise.lab.checkpoint import load_latest
 from lagwise.lab.config import Config, with_fields
-from lagwise.lab.loop import Session, Settings, make_config, train
+from lagwise.lab.experiment import make_config
+from lagwise.lab.loop import Session, Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
 from lagwise.lab.tasks.text.questions import Asked, divided, read, sample

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config, with_fields
-from lagwise.lab.loop import Session, Settings, make_config, train
+from lagwise.lab.experiment import make_config
+from lagwise.lab.loop import Session, Settings
+from lagwise.lab.run import train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.beam import Search, beam_search
 from lagwise.lab.tasks.text.parallel_texts import sample
@@ -38,14 +40,14 @@ def model_of(task, **fields):
     return task.model(config_of(**fields)).eval()
 
 
-def write(folder, **texts):
+def write_json(folder, **texts):
     for name, text in texts.items():
         (folder / name.replace("_", ".")).write_text(text, encoding="utf-8")
 
 
 def parallel_files(folder):
     for name in ("train", "valid", "test"):
-        write(folder, **{f"{name}_en": "one house\ntwo old houses\n", f"{name}_de": "ein Haus\nzwei alte Häuser\n"})
+        write_json(folder, **{f"{name}_en": "one house\ntwo old houses\n", f"{name}_de": "ein Haus\nzwei alte Häuser\n"})
 
 
 # Texts
@@ -64,7 +66,7 @@ def test_two_files_a_sentence_a_line(tmp_path):
 
 def test_numbers_of_lines_must_be_equal(tmp_path):
     parallel_files(tmp_path)
-    write(tmp_path, valid_de="ein Haus\n")
+    write_json(tmp_path, valid_de="ein Haus\n")
     with pytest.raises(
         ValueError, match=r"valid\.de, line 2: is missing, as the file has 1 lines and .*valid\.en 2, but expected"
     ):
@@ -81,7 +83,7 @@ def test_missing_files_and_wrong_bytes_are_told(tmp_path):
 
 
 def test_empty_lines_are_left_out_with_a_count(tmp_path):
-    write(tmp_path, train_en="a\n\nc\nd\n", train_de="A\nB\n \nD\n", test_en="\n", test_de="x\n")
+    write_json(tmp_path, train_en="a\n\nc\nd\n", train_de="A\nB\n \nD\n", test_en="\n", test_de="x\n")
     with pytest.warns(UserWarning, match="2 of 4 pairs of train have an empty side"):
         assert Translate(tmp_path).texts("train") == (["a", "d"], ["A", "D"])
     with pytest.raises(ValueError, match="data must have sentences for test, but all 1 pairs"):

@@ -22,24 +22,16 @@ from lagwise.lab import checkpoint as checkpoints
 from lagwise.lab import signals
 from lagwise.lab.checkpoint import Checkpoint
 from lagwise.lab.cli import app
-from lagwise.lab.cli.train import trained
 from lagwise.lab.compare import plan
-from lagwise.lab.config import Config, parsed, with_fields
+from lagwise.lab.config import Config, parse_fields, with_fields
 from lagwise.lab.data import Order
-from lagwise.lab.loop import (
-    Diverged,
-    Halted,
-    Interrupted,
-    Session,
-    Settings,
-    encoding_parameters,
-    make_config,
-    make_optimizer,
-    train,
-)
+from lagwise.lab.experiment import make_config
+from lagwise.lab.grouping import OWN_FIELDS
+from lagwise.lab.loop import Diverged, Session, Settings, encoding_parameters, make_optimizer
+from lagwise.lab.run import Halted, load_trained, train
+from lagwise.lab.run_folder import Run, runs_in
 from lagwise.lab.schedule import factor
-from lagwise.lab.standings import OWN_FIELDS
-from lagwise.lab.store import Run, runs_in
+from lagwise.lab.signals import Interrupted
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "hidden": 32, "batch": 8, "steps": 20, "examples": 64, "evaluate_examples": 32}
 CPU = Settings(device="cpu", report_every=1, save_every=5)
@@ -78,7 +70,7 @@ def test_rates_half_way(schedule, expected):
 
 
 def test_fields_in_words():
-    changes = parsed(
+    changes = parse_fields(
         ["dim=256", "rate=3e-4", "norm=post", "encoding.max_lag=9", "task.length=20", "lengths=[100,200]", "head_dim=none"]
     )
     config = with_fields(Config("process-50"), changes)
@@ -100,7 +92,7 @@ def test_fields_in_words():
 )
 def test_wrong_fields_say_what_to_do(words, message):
     with pytest.raises(ValueError) as raised:
-        with_fields(Config("process-50"), parsed([words]))
+        with_fields(Config("process-50"), parse_fields([words]))
     assert message in str(raised.value)
 
 
@@ -117,7 +109,7 @@ def test_wrong_fields_say_what_to_do(words, message):
 )
 def test_values_that_no_run_can_have(words, message):
     with pytest.raises(ValueError) as raised:
-        with_fields(Config("process-50"), parsed([words]))
+        with_fields(Config("process-50"), parse_fields([words]))
     assert message in str(raised.value)
 
 
@@ -163,7 +155,9 @@ def test_equal_configs_have_equal_fingerprints():
 
 def write_steps(folder: Path, *steps: int) -> None:
     for step in steps:
-        checkpoints.save(folder, Checkpoint(step, {"model": {"x": torch.full((3,), float(step))}}, {"seconds": 1.5}), keep=2)
+        checkpoints.save_checkpoint(
+            folder, Checkpoint(step, {"model": {"x": torch.full((3,), float(step))}}, {"seconds": 1.5}), keep=2
+        )
 
 
 def test_checkpoints_come_back_and_old_ones_go(tmp_path):
@@ -215,7 +209,7 @@ def test_checkpoints_that_are_all_damaged_are_not_trained_over(tmp_path):
 def test_a_damaged_checkpoint_of_a_later_step_is_not_kept_instead_of_a_whole_one(tmp_path):
     write_steps(tmp_path, 5, 20)
     cut(tmp_path / "step-00000020" / "state.json")
-    checkpoints.save(tmp_path, Checkpoint(10, {}, {}), keep=1)
+    checkpoints.save_checkpoint(tmp_path, Checkpoint(10, {}, {}), keep=1)
     with pytest.warns(UserWarning, match=r"step-00000020 is damaged .*: going on from step-00000010"):
         assert checkpoints.load_latest(tmp_path).step == 10
 
@@ -228,7 +222,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path):
         with pytest.raises(
             OSError, match=r"File too large, make room on the disk or raise its limit: '.*step-00000002'"
         ) as raised:
-            checkpoints.save(tmp_path, Checkpoint(2, {"model": {"x": torch.zeros(9999)}}, {}))
+            checkpoints.save_checkpoint(tmp_path, Checkpoint(2, {"model": {"x": torch.zeros(9999)}}, {}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert raised.value.errno == errno.EFBIG and os.listdir(tmp_path) == ["step-00000001"]
@@ -278,7 +272,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=words):
         train(own, tmp_path / "own", CPU, resume=True)
     with pytest.raises(ValueError, match=words):
-        trained(tmp_path / "own", CPU)
+        load_trained(tmp_path / "own", CPU)
     with pytest.raises(ValueError, match=words):
         Session(small_config("t5", start=str(tmp_path / "own")), CPU)
     assert Run(tmp_path / "own").result is not None
@@ -483,7 +477,7 @@ def test_a_model_starts_from_the_encoder_of_another(tmp_path):
         Session(small_config("t5", dim=32, start=str(tmp_path / "first")), CPU)
     second = train(small_config("t5", steps=3, start=str(tmp_path / "first")), tmp_path / "second", CPU)
     shutil.rmtree(tmp_path / "first")
-    assert trained(tmp_path / "second", CPU).evaluate("test") == second["test"]
+    assert load_trained(tmp_path / "second", CPU).evaluate("test") == second["test"]
 
 
 def test_absolute_encodings_are_one_for_all_layers(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lagwise.lab.report.verdict import p_value, verdict
+from lagwise.lab.report.verdict import p_value, verdict_on_scores
 
 NOISE = (0.0, 0.01, -0.01, 0.005, -0.005)
 
@@ -16,7 +16,7 @@ def scores(seeds=3, **means):
 
 
 def say(given, higher_is_better=True):
-    return verdict(given, metric="accuracy", higher_is_better=higher_is_better)
+    return verdict_on_scores(given, metric="accuracy", higher_is_better=higher_is_better)
 
 
 def test_one_encoding_is_best():

@@ -39,8 +39,8 @@ from findings_numbers import (
 )
 from findings_spe import LIMIT
 
+from lagwise.lab.estimates import Estimate, estimate
 from lagwise.lab.report.tables import markdown, signed
-from lagwise.lab.standings import Estimate, estimate
 
 PAGES = ROOT / "docs" / "findings"
 DRAWN = ROOT / "docs" / "figures"

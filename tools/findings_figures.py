@@ -21,8 +21,8 @@ from findings_numbers import (
     scores,
 )
 
+from lagwise.lab.estimates import Estimate
 from lagwise.lab.report.tables import position_losses, trained_length
-from lagwise.lab.standings import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,10 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from lagwise.encodings import options_of
-from lagwise.lab.records import read
+from lagwise.lab.estimates import Estimate, estimate
+from lagwise.lab.experiment import main_metric
+from lagwise.lab.grouping import Group, groups
+from lagwise.lab.records import read_runs
 from lagwise.lab.report.tables import parts_of, position_losses, quarters_of, trained_length
-from lagwise.lab.standings import Estimate, Group, estimate, groups, main_metric
-from lagwise.lab.store import Run
+from lagwise.lab.run_folder import Run
 
 ROOT = Path(__file__).parent.parent
 RATES = ("rate", "encoding_rate")
@@ -60,7 +62,7 @@ def at_length(length: int) -> Callable[[Run], float]:
 @cache
 def runs_of(file: str) -> list[Run]:
     """Returns the runs of a file in results/."""
-    return read(ROOT / "results" / f"{file}.jsonl")
+    return read_runs(ROOT / "results" / f"{file}.jsonl")
 
 
 @cache

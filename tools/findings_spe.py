@@ -33,8 +33,8 @@ def sums(task: str, data: Path | None, seeds: int) -> Iterator[dict[str, Any]]:
     """Yields a line for each fresh model: the sum of the queries of each layer, for one batch of the training data."""
     import torch
 
-    from lagwise.lab.bench.cases import machine
-    from lagwise.lab.loop import make_config
+    from lagwise.lab.environment import machine
+    from lagwise.lab.experiment import make_config
     from lagwise.lab.tasks import TASKS
 
     known = SUMS[task]
@@ -67,8 +67,9 @@ def swaps(folder: Path, draws: int) -> dict[str, Any]:
     import torch
 
     from lagwise.encodings.stochastic import StochasticEncoding
-    from lagwise.lab.loop import Session, Settings, checkpoint_of
-    from lagwise.lab.store import Run
+    from lagwise.lab.checkpoint import checkpoint_of
+    from lagwise.lab.loop import Session, Settings
+    from lagwise.lab.run_folder import Run
 
     run = Run.open(folder)
     checkpoint = checkpoint_of(run)

@@ -21,7 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lagwise.lab.store import read_json, with_all, writing
+from lagwise.lab.config import difference_words
+from lagwise.lab.json_files import read_json, with_all, writing
+from lagwise.lab.run_folder import CONFIG, Run, config_of, is_same_place
 
 STATE, MANIFEST = "state.json", "manifest.json"
 
@@ -35,12 +37,12 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     """Writes a checkpoint beside those of earlier steps, of which the last `keep - 1` stay."""
     final = folder / f"step-{checkpoint.step:08d}"
     for left in folder.glob(".step-*"):
         shutil.rmtree(left)
-    draft = hidden(final)
+    draft = hidden_path(final)
     draft.mkdir(parents=True)
     try:
         with writing(draft):
@@ -55,12 +57,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> Path:
     earlier = [path for path in steps_in(folder) if path.name <= final.name]
     for old in earlier[:-keep]:
         # Gone at once, so that nobody reads half of it.
-        os.replace(old, hidden(old))
-        shutil.rmtree(hidden(old))
+        os.replace(old, hidden_path(old))
+        shutil.rmtree(hidden_path(old))
     return final
 
 
-def hidden(path: Path) -> Path:
+def hidden_path(path: Path) -> Path:
     """Returns the name that a checkpoint has before it is whole, and when it goes."""
     return path.with_name(f".{path.name}")
 
@@ -95,7 +97,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     damaged: dict[Path, str] = {}
     while paths := [path for path in steps_in(folder) if path not in damaged]:
         try:
-            found = load(paths[-1])
+            found = load_checkpoint(paths[-1])
         except (ValueError, OSError) as error:
             # One that is gone was replaced by a newer one while it was read.
             if paths[-1].exists():
@@ -110,7 +112,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def load(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Returns a checkpoint; raises where a file is missing or is not what was written."""
     digests = with_all((STATE,), read_json(path / MANIFEST, dict), path / MANIFEST)
     for name, expected in digests.items():
@@ -149,3 +151,34 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def checkpoint_of(run: Run, *, data: str | None = None) -> Checkpoint | None:
+    """Returns the newest whole checkpoint of a run, or None; raises for one of another run.
+
+    Args:
+        run: The run.
+        data: Where the data comes from that it must have been trained on; None for any.
+    """
+    found = load_latest(run.checkpoints)
+    if found is not None:
+        place = f"the checkpoint of step {found.step} in {run.checkpoints}"
+        check_config(run, found.state, place)
+        if data is not None and not is_same_place(there := found.state.get("data", data), data):
+            raise ValueError(f"{place} was trained on other data ({there}, not {data}): put back the run's own, or delete it")
+    return found
+
+
+def check_config(run: Run, state: Mapping[str, Any], place: str) -> None:
+    """Raises where the state of a checkpoint has another config than its run."""
+    if words := difference_words(config_of(state["config"], place), run.config):
+        raise ValueError(
+            f"{place} is of another run than {run.folder / CONFIG} says ({words}): put back the run's own, or choose another "
+            "folder"
+        )
+
+
+def saved_words(run: Run) -> str:
+    """Returns from where a run can go on."""
+    paths = steps_in(run.checkpoints)
+    return f"{paths[-1]} is saved" if paths else f"there is no checkpoint in {run.folder}"

@@ -182,12 +182,12 @@ def with_fields(config: Config, changes: Mapping[str, Value]) -> Config:
         elif name not in FIELDS:
             raise ValueError(f"{name!r} is no field of a run{nearest(name, FIELDS)}")
         else:
-            plain[name] = checked(name, value)
+            plain[name] = checked_value(name, value)
     options = {"encoding_options": nested["encoding"], "task_options": nested["task"]}
     return replace(config, **{**options, **plain})
 
 
-def parsed(assignments: Iterable[str]) -> dict[str, Value]:
+def parse_fields(assignments: Iterable[str]) -> dict[str, Value]:
     """Returns the fields of words such as `dim=256`, whose values are those of JSON, or plain words."""
     found = {}
     for assignment in assignments:
@@ -201,7 +201,7 @@ def parsed(assignments: Iterable[str]) -> dict[str, Value]:
     return found
 
 
-def checked(name: str, value: Value) -> Value:
+def checked_value(name: str, value: Value) -> Value:
     """Returns the value of a field in its type, and raises for one of another type."""
     kind = get_type_hints(Config)[name]
     allowed = get_args(kind) if get_origin(kind) is not Literal and get_origin(kind) not in (tuple, dict) else (kind,)

@@ -3,41 +3,23 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+
+from lagwise.lens.measured import Extrapolation, Losses
 
 OWN = "own"
 """What a result calls the length of the training among the lengths of its curves."""
-
-
-class Extrapolation(NamedTuple):
-    """A metric at lengths other than those of the training."""
-
-    lengths: Int[Tensor, " lengths"]
-    values: Float[Tensor, " lengths"]
-    trained: float
-    """The metric at the lengths of the training."""
-    refused: dict[int, str]
-    """The lengths that the model does not take, and why."""
-
-
-class Losses(NamedTuple):
-    """The mean loss in bins of positions."""
-
-    positions: Int[Tensor, " bins"]
-    """The first position of each bin."""
-    nats: Float[Tensor, " bins"]
-    tokens: Int[Tensor, " bins"]
 
 
 def extrapolation(result: Mapping[str, Any], metric: str) -> Extrapolation:
     """Returns a metric on the test split against the length.
 
     Args:
-        result: The final numbers of a run that had `lengths`: the `result` of a `lagwise.lab.store.Run`, or its result.json.
+        result: The final numbers of a run that had `lengths`: the `result` of a `lagwise.lab.run_folder.Run`, or its result.json.
         metric: The name of the metric, or "loss".
     """
     if metric not in result["test"]:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lagwise.lab.store import Run, make_folder, missing, read_json, remove_empty, write
+from lagwise.lab.json_files import make_folder, missing_folders, read_json, remove_empty, write_json
+from lagwise.lab.run_folder import Run
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -32,7 +33,7 @@ def owned(folder: Path) -> Iterator[None]:
 
     A folder that was made here goes again where a `ValueError` refuses the run before its first line.
     """
-    made = missing(folder)
+    made = missing_folders(folder)
     make_folder(folder)
     lock = FileLock(folder / LOCK)
     try:
@@ -44,7 +45,7 @@ def owned(folder: Path) -> Iterator[None]:
         ) from error
     try:
         since = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        write(folder / OWNER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
+        write_json(folder / OWNER, {"process": os.getpid(), "host": socket.gethostname(), "since": since})
         yield
     except ValueError:
         if made and not Run(folder).lines:

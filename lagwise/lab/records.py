@@ -7,32 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lagwise.lab.checkpoint import latest_state
-from lagwise.lab.compare import failure_of
+from lagwise.lab.checkpoint import check_config, latest_state
 from lagwise.lab.config import Config
-from lagwise.lab.loop import check_config
-from lagwise.lab.standings import main_metric
-from lagwise.lab.store import (
-    FACTS,
-    MEND,
-    NUMBERS,
-    Line,
-    Run,
-    config_of,
-    content_of,
-    make_folder,
-    replace_text,
-    runs_in,
-    unreadable,
-    with_all,
-)
+from lagwise.lab.experiment import main_metric
+from lagwise.lab.json_files import Line, content_of, make_folder, replace_text, unreadable, with_all
+from lagwise.lab.run_folder import FACTS, MEND, NUMBERS, Run, config_of, runs_in
 
 KIND = "run"
 """What the lines say that they are, in a folder that also holds measurements of speed."""
 
 MOST_POINTS = 20
 """Points of a curve that are kept."""
-
 
 Tell = Callable[[str], None]
 """Is told in words what is left out, and why."""
@@ -51,7 +36,7 @@ class Recorded(Run):
     def of(cls, run: Run) -> "Recorded":
         """Returns a complete run as it is now; raises where a file of it cannot be read, or is of another run."""
         if (result := run.result) is None:
-            raise ValueError(f"{run.folder}: {failure_of(run)}")
+            raise ValueError(f"{run.folder}: {run.failure}")
         if (state := latest_state(run.checkpoints)) is not None:
             check_config(run, state, f"the newest checkpoint in {run.checkpoints}")
         config, environment = run.config.to_json(), run.environment
@@ -83,23 +68,23 @@ class Recorded(Run):
         return self.content.get("priors")
 
 
-def record(run: Run) -> Line:
+def line_about(run: Run) -> Line:
     """Returns a complete run as one line of JSON."""
     if run.result is None:
         raise ValueError(f"{run.folder} must be a complete run, but has no result: train it to the end")
     reports = [line for line in run.lines if "split" not in line]
     evaluations = [line for line in run.lines if "split" in line]
-    kept = sorted(thinned(reports) + thinned(evaluations), key=lambda line: line["step"])
+    kept = sorted(thin(reports) + thin(evaluations), key=lambda line: line["step"])
     return {
         "bench": KIND, "config": run.config.to_json(), "environment": run.environment, "result": run.result,
-        "lines": [rounded(line) for line in kept],
+        "lines": [round_numbers(line) for line in kept],
     }  # fmt: skip
 
 
-def thinned(lines: Sequence[Line]) -> list[Line]:
+def thin(lines: Sequence[Line]) -> list[Line]:
     """Returns some lines of a curve, evenly, with the first and the last.
 
-    >>> [line["step"] for line in thinned([{"step": step} for step in range(1, 39)])][:4]
+    >>> [line["step"] for line in thin([{"step": step} for step in range(1, 39)])][:4]
     [1, 3, 5, 7]
     """
     if len(lines) <= MOST_POINTS:
@@ -108,24 +93,24 @@ def thinned(lines: Sequence[Line]) -> list[Line]:
     return [lines[place] for place in places]
 
 
-def rounded(line: Line) -> Line:
+def round_numbers(line: Line) -> Line:
     """Returns a line with six digits of each number."""
     return {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in line.items()}
 
 
-def save(runs: Iterable[Run], path: Path) -> None:
+def save_runs(runs: Iterable[Run], path: Path) -> None:
     """Writes complete runs as lines, in the order of what they are, in place of those that the file had."""
     make_folder(path.parent)
-    replace_text(path, "".join(json.dumps(record(run)) + "\n" for run in sorted(runs, key=place)))
+    replace_text(path, "".join(json.dumps(line_about(run)) + "\n" for run in sorted(runs, key=sort_place)))
 
 
-def place(run: Run) -> tuple[str, str, str, int]:
+def sort_place(run: Run) -> tuple[str, str, str, int]:
     """Returns where a run stands in a file: seeds of one config beside each other."""
     config = run.config
     return config.task, config.encoding, config.fingerprint(without=["seed"]), config.seed
 
 
-def complete(runs: Iterable[Run], tell: Tell) -> list[Run]:
+def complete_runs(runs: Iterable[Run], tell: Tell) -> list[Run]:
     """Returns the complete ones of some runs as they are now, and tells why others are left out."""
     found: list[Run] = []
     for run in runs:
@@ -134,10 +119,10 @@ def complete(runs: Iterable[Run], tell: Tell) -> list[Run]:
     return found
 
 
-def read(path: Path, tell: Tell | None = None) -> list[Run]:
+def read_runs(path: Path, tell: Tell | None = None) -> list[Run]:
     """Returns the runs of a file of lines; one that cannot be read is told about, or raises where there is nobody to tell."""
     found: list[Run] = []
-    for place, text in numbered(path):
+    for place, text in numbered_lines(path):
         with left_out(tell):
             found.append(with_numbers(Recorded(place, line_of(text, place, KIND, "lagwise compare --save"))))
     return found
@@ -167,7 +152,7 @@ def with_numbers(run: Recorded) -> Recorded:
     return run
 
 
-def numbered(path: Path) -> Iterator[tuple[Path, bytes]]:
+def numbered_lines(path: Path) -> Iterator[tuple[Path, bytes]]:
     """Yields the lines of a file, each with a name that says where it stands."""
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         yield path.with_name(f"{path.name}, line {number}"), text
@@ -183,7 +168,7 @@ def line_of(text: bytes, place: Path, kind: str, command: str) -> Line:
 
 def lines_of(path: Path, kind: str, command: str) -> dict[Path, Line]:
     """Returns the lines of a file by where they stand; all must be of a kind, and were written by a command."""
-    return {place: line_of(text, place, kind, command) for place, text in numbered(path)}
+    return {place: line_of(text, place, kind, command) for place, text in numbered_lines(path)}
 
 
 def stored_runs(places: Iterable[Path], tell: Tell = warnings.warn) -> list[Run]:
@@ -192,5 +177,5 @@ def stored_runs(places: Iterable[Path], tell: Tell = warnings.warn) -> list[Run]
     for place in places:
         if not place.exists():
             raise ValueError(f"--from must be a folder of runs, or a file of their lines, but {place} is not there")
-        found += read(place, tell) if place.is_file() else complete(runs_in([place]), tell)
+        found += read_runs(place, tell) if place.is_file() else complete_runs(runs_in([place]), tell)
     return found

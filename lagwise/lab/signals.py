@@ -12,6 +12,10 @@ PATIENCE = 5.0
 """Seconds in which further signals are the same request: launchers and impatient fingers send several."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by the user; the words say what is saved."""
+
+
 class Handler:
     """Acts on a signal, unless it repeats one that it, or a handler around it, has acted on."""
 

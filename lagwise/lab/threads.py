@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from lagwise.lab.config import Config
-from lagwise.lab.loop import make_task
+from lagwise.lab.experiment import make_task
 
 SMALL_STEP = 2**20
 """Numbers of a layer's output in a training step, below which one thread is enough."""
@@ -29,3 +29,8 @@ def is_small(config: Config) -> bool:
     """Says whether a training step has too little to do for several threads; a task without a length says nothing of it."""
     length = make_task(config, None).length
     return length is not None and config.batch * length * config.dim < SMALL_STEP
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

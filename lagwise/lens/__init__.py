@@ -6,17 +6,17 @@
 tensor([ 9, 37, 79, 88])
 """
 
-from lagwise.lab.curves import Extrapolation, Losses, extrapolation, losses_by_position, styles_by_quarter
 from lagwise.lens.ablation import Ablation, PriorHead, ablate, only_priors, prior_heads
 from lagwise.lens.capture import Captured, capture, watching
 from lagwise.lens.learned import Kernels, bucket_edges, dependency_ranges, spe_kernels
+from lagwise.lens.measured import Extrapolation, Losses
 from lagwise.lens.metrics import effective_range, effective_size, entropy, kl, monotonicity_violation, translation_invariance
 from lagwise.lens.parts import ByLag, Parts, attention_parts, average_attention, expected_logits, mean_by_lag
 from lagwise.lens.priors import Prior, prior
 
 __all__ = [
     "Ablation", "ByLag", "Captured", "Extrapolation", "Kernels", "Losses", "Parts", "Prior", "PriorHead", "ablate",
-    "attention_parts", "average_attention", "bucket_edges", "capture", "dependency_ranges", "effective_range", "effective_size",
-    "entropy", "expected_logits", "extrapolation", "kl", "losses_by_position", "mean_by_lag", "monotonicity_violation",
-    "only_priors", "prior", "prior_heads", "spe_kernels", "styles_by_quarter", "translation_invariance", "watching",
+    "attention_parts", "average_attention", "bucket_edges", "capture", "dependency_ranges", "effective_range",
+    "effective_size", "entropy", "expected_logits", "kl", "mean_by_lag", "monotonicity_violation", "only_priors", "prior",
+    "prior_heads", "spe_kernels", "translation_invariance", "watching",
 ]  # fmt: skip

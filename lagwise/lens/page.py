@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lagwise import pages
-from lagwise.lab.curves import Extrapolation
 from lagwise.lens.ablation import Ablation, PriorHead
 from lagwise.lens.capture import Captured
 from lagwise.lens.labels import head_label, head_labels
 from lagwise.lens.learned import Kernels
+from lagwise.lens.measured import Extrapolation
 from lagwise.lens.metrics import SHARES, effective_range, entropy
 from lagwise.lens.parts import Parts, expected_logits, mean_by_lag
 from lagwise.lens.priors import Prior
@@ -73,7 +73,7 @@ def page(
         edges: What `bucket_edges` found, by the name of the encoding.
         edges_before: The same before the training, of those that the training moved.
         kernels: What `spe_kernels` found, by the name of the encoding.
-        lengths: What `extrapolation` found.
+        lengths: The metric at other lengths, see `Lengths`.
         ablation: What `ablate` found.
         metric: The name of the metric of the ablation.
     """

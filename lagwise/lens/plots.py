@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lagwise.extras import install_command
-from lagwise.lab.bench.sweep_plot import COLOURS
 from lagwise.lens.labels import head_label
+from lagwise.pages import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

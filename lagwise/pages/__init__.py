@@ -8,7 +8,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from lagwise.lab.bench.sweep_plot import COLOURS
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+"""Those of curves, on pages and in figures: Okabe and Ito's, which the colour-blind can tell apart."""
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

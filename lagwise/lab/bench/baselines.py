@@ -39,7 +39,7 @@ TILES: list[dict[str, int]] = [
 """FlexAttention's tiles in the order in which they are tried: its own, then ever smaller ones, which need less shared memory."""
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend | None = None) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, backend: SDPBackend | None = None) -> Tensor:
     """Attention without positions on torch's fastest kernel, or on a given one: the ceiling."""
     if backend is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -54,7 +54,7 @@ def dense_bias(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -
     assert table is not None
     # Not an index, whose gradient sorts all pairs.
     values = table.window(1 - time, time - 1).to(q.dtype).index_select(1, (lags + time - 1).flatten())
-    return biased(q, k, v, values.unflatten(1, lags.shape), lags, causal=causal)
+    return biased_attention(q, k, v, values.unflatten(1, lags.shape), lags, causal=causal)
 
 
 def dense_bias_by_bucket(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causal: bool) -> Tensor:
@@ -63,10 +63,10 @@ def dense_bias_by_bucket(q: Tensor, k: Tensor, v: Tensor, encoding: T5, *, causa
     # The rule for buckets is read from its table.
     buckets = encoding.bucket[(lags - encoding.first).clamp(0, len(encoding.bucket) - 1)]
     rows = F.embedding(buckets, encoding.weight.T.to(q.dtype))
-    return biased(q, k, v, rows.permute(2, 0, 1), lags, causal=causal)
+    return biased_attention(q, k, v, rows.permute(2, 0, 1), lags, causal=causal)
 
 
-def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lags: Tensor, *, causal: bool) -> Tensor:
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lags: Tensor, *, causal: bool) -> Tensor:
     """Torch's attention with a bias [heads, queries, keys]."""
     if causal:
         bias = bias.masked_fill(lags > 0, -math.inf)
@@ -135,10 +135,10 @@ def flex(
 def plain_contenders(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Entry]:
     """Returns attention without positions by name; the first is what ratios are taken to."""
     if q.device.type != "cuda":
-        return {"plain": [Contender(lambda: plain(q, k, v, causal=causal))]}
+        return {"plain": [Contender(lambda: plain_attention(q, k, v, causal=causal))]}
     return {
-        "plain cuDNN": [Contender(lambda: plain(q, k, v, causal=causal, backend=SDPBackend.CUDNN_ATTENTION))],
-        "plain flash": [Contender(lambda: plain(q, k, v, causal=causal, backend=SDPBackend.FLASH_ATTENTION))],
+        "plain cuDNN": [Contender(lambda: plain_attention(q, k, v, causal=causal, backend=SDPBackend.CUDNN_ATTENTION))],
+        "plain flash": [Contender(lambda: plain_attention(q, k, v, causal=causal, backend=SDPBackend.FLASH_ATTENTION))],
     }
 
 
@@ -251,19 +251,19 @@ def softmax_contender(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Entry
     time, most = q.shape[2], SOFTMAX_UP_TO[q.device.type]
     if time > most:
         return f"left out: the time of softmax attention grows with the square of the length, here {time:,}; it ends at {most:,}"
-    return [Contender(lambda: plain(q, k, v, causal=causal))]
+    return [Contender(lambda: plain_attention(q, k, v, causal=causal))]
 
 
 def published_contender(q: Tensor, k: Tensor, v: Tensor, encoding: SineSPE | ConvSPE, *, causal: bool) -> Entry:
     """Returns SPE as published, as far as its codes fit into memory."""
     time, learned = q.shape[2], tuple(encoding.parameters())
     needed = 4 * CODES_HELD * encoding.heads * encoding.head_dim * encoding.realizations * time
-    if needed > room(q.device):
+    if needed > free_bytes(q.device):
         return f"left out: codes for {time:,} positions take about {needed / 10**9:,.0f} GB in training: too much for memory"
     return [Contender(lambda: published_spe(q, k, v, encoding, causal=causal), learned)]
 
 
-def room(device: torch.device) -> float:
+def free_bytes(device: torch.device) -> float:
     """Returns how many bytes published codes may take."""
     if device.type != "cuda":
         return CODES_BYTES

@@ -1,17 +1,14 @@
 """What is measured and what is saved of it: cases, and one record for each of their contenders."""
 
 import json
-import platform
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-import lagwise
+from lagwise.lab.environment import machine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,7 +50,7 @@ class Case:
         return replace(self, time=time, options=self.options | wide, goal=None, memory_goal=None)
 
 
-def records(
+def make_records(
     bench: str,
     cases: Mapping[str, "DataclassInstance"],
     numbers: dict[str, dict[str, Any]],
@@ -66,43 +63,7 @@ def records(
     return [{"bench": bench, "contender": name, **asdict(case), **numbers[name], **common} for name, case in cases.items()]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Returns what a number depends on beside the code: device, versions, commit and date."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "lagwise": lagwise.__version__,
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-    }
-
-
-def processor() -> str:
-    """Returns the name of the CPU."""
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.machine()
-
-
-def commit() -> str | None:
-    """Returns the commit that the package lies in, marked where it has been changed, or None outside a checkout."""
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
-def save(records: list[dict[str, Any]], path: Path) -> None:
+def save_records(records: list[dict[str, Any]], path: Path) -> None:
     """Appends records to a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

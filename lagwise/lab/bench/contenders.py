@@ -35,7 +35,7 @@ Entry: TypeAlias = list[Contender] | str
 """Attempts, of which the first that runs is measured, or the reason for which a contender is left out."""
 
 
-def tensors(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+def make_tensors(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Returns q, k and v, and a gradient of the output."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (case.batch, case.heads, case.time, case.head_dim)
@@ -43,13 +43,13 @@ def tensors(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor
     return [*(x.requires_grad_() for x in made[:3]), made[3]]
 
 
-def make(case: Case, device: torch.device) -> Encoding:
+def make_encoding(case: Case, device: torch.device) -> Encoding:
     """Makes the encoding of a case."""
     torch.manual_seed(0)
     return lagwise.make(case.encoding, heads=case.heads, head_dim=case.head_dim, **case.options).to(device)
 
 
-def compare(
+def compare_contenders(
     contenders: dict[str, Entry],
     inputs: list[Tensor],
     dout: Tensor,

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, T5Config,
 from lagwise.hf import NAME, Mask, restore_relative
 from lagwise.hf.bert import TABLE, self_attentions
 from lagwise.lab.bench.baselines import m4_logits, pairwise_lags
-from lagwise.lab.bench.cases import records
-from lagwise.lab.bench.timing import Measured, measure, ratios, words
+from lagwise.lab.bench.cases import make_records
+from lagwise.lab.bench.timing import Measured, error_words, measure, ratios
 
 BERT_4 = "transformers 4 eager"
 """BERT with relative positions as transformers 4.57 computed it; no other attention of transformers 5 computes them."""
@@ -114,7 +114,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Batch:
+class ModelBatch:
     """What a model is given: its inputs, and labels if it has a head."""
 
     inputs: dict[str, Tensor]
@@ -138,7 +138,7 @@ class Answer:
     output: Tensor
 
 
-def run(
+def measure_model(
     case: ModelCase,
     *,
     device: torch.device,
@@ -173,11 +173,11 @@ def run(
             # One copy; the loss and its gradient have one each too. It is the same for all, whatever their attention.
             logits = batch.labels.numel() * MODELS[case.model][1]["vocab_size"] * dtype.itemsize
             facts[name] |= {"logits_bytes": logits, "logits_share": logits / facts[name]["held_bytes"]}
-    return records("hf", dict.fromkeys(models, case), facts, device, dtype, repeats)
+    return make_records("hf", dict.fromkeys(models, case), facts, device, dtype, repeats)
 
 
 def numbers_of(
-    case: ModelCase, batch: Batch, training: dict[str, Measured], inference: dict[str, Measured], held: dict[str, int]
+    case: ModelCase, batch: ModelBatch, training: dict[str, Measured], inference: dict[str, Measured], held: dict[str, int]
 ) -> dict[str, dict[str, Any]]:
     """Returns the numbers of each contender that was measured, or its error.
 
@@ -221,7 +221,7 @@ def goals_met(case: ModelCase, name: str, numbers: dict[str, Any]) -> dict[str, 
     }
 
 
-def make_batch(case: ModelCase, device: torch.device) -> Batch:
+def make_batch(case: ModelCase, device: torch.device) -> ModelBatch:
     """Returns random tokens without padding."""
     kind, sizes = MODELS[case.model]
 
@@ -231,7 +231,7 @@ def make_batch(case: ModelCase, device: torch.device) -> Batch:
     inputs = {"input_ids": tokens()}
     if kind is T5ForConditionalGeneration:
         inputs["decoder_input_ids"] = tokens()
-    return Batch(inputs, None if kind is T5EncoderModel else tokens())
+    return ModelBatch(inputs, None if kind is T5EncoderModel else tokens())
 
 
 def make_models(case: ModelCase, device: torch.device, dtype: torch.dtype) -> dict[str, PreTrainedModel]:
@@ -298,7 +298,7 @@ class WrittenOut(nn.Module):
         return (weights @ v).transpose(1, 2).flatten(2), None
 
 
-def training_step(model: PreTrainedModel, batch: Batch) -> Callable[[], object]:
+def training_step(model: PreTrainedModel, batch: ModelBatch) -> Callable[[], object]:
     """Returns forward and backward with the gradients of all weights, without an optimizer."""
     learned = list(model.parameters())
 
@@ -311,7 +311,7 @@ def training_step(model: PreTrainedModel, batch: Batch) -> Callable[[], object]:
     return step
 
 
-def inference_step(model: PreTrainedModel, batch: Batch) -> Callable[[], object]:
+def inference_step(model: PreTrainedModel, batch: ModelBatch) -> Callable[[], object]:
     """Returns a forward pass without gradients and without a loss."""
 
     def step() -> None:
@@ -322,7 +322,7 @@ def inference_step(model: PreTrainedModel, batch: Batch) -> Callable[[], object]
 
 
 @torch.no_grad()
-def answer(model: PreTrainedModel, batch: Batch) -> Answer:
+def answer(model: PreTrainedModel, batch: ModelBatch) -> Answer:
     """Returns what a model says without dropout. The model's own loss has its weights' type, too coarse to be compared."""
     output = model.eval()(**batch.inputs)[0]
     if batch.labels is None:
@@ -332,7 +332,7 @@ def answer(model: PreTrainedModel, batch: Batch) -> Answer:
 
 
 def compare_answers(
-    case: ModelCase, models: dict[str, PreTrainedModel], batch: Batch, dtype: torch.dtype, progress: Callable[[str], None]
+    case: ModelCase, models: dict[str, PreTrainedModel], batch: ModelBatch, dtype: torch.dtype, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Returns the loss of each contender and how far it is from the anchor's, or its error; raises if they do not agree.
 
@@ -345,7 +345,7 @@ def compare_answers(
         try:
             found = answer(models[name], batch)
         except Exception as error:
-            facts[name] = {"error": words(error)}
+            facts[name] = {"error": error_words(error)}
             continue
         facts[name] = {"loss": found.loss, "loss_difference": None, "output_difference": None}
         if case.anchor == BERT_4 and name == "sdpa":

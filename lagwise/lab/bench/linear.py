@@ -12,8 +12,8 @@ import lagwise
 from lagwise import linear
 from lagwise.encodings import ConvSPE, Encoding, SineSPE
 from lagwise.lab.bench.baselines import plain_linear, published_contender, softmax_contender
-from lagwise.lab.bench.cases import Case, records
-from lagwise.lab.bench.contenders import Contender, Entry, compare, make, tensors
+from lagwise.lab.bench.cases import Case, make_records
+from lagwise.lab.bench.contenders import Contender, Entry, compare_contenders, make_encoding, make_tensors
 from lagwise.lab.bench.timing import measure, ratios
 
 # The feature map of all contenders.
@@ -56,14 +56,14 @@ def sweep_shapes(device: torch.device, longest: int | None = None) -> list[Case]
     return [Case("none", max(1, tokens // time), 8, time, 64) for time in times]
 
 
-def ours(shape: Case, encoding: str, device: torch.device) -> Case:
+def our_case(shape: Case, encoding: str, device: torch.device) -> Case:
     """Returns the case of an encoding in a shape, with its goals where we have made a promise for the shape."""
     promised = shape in SHAPES[device.type]
     goal, memory_goal = GOALS[device.type].get(encoding, (None, None)) if promised else (None, None)
     return replace(shape, encoding=encoding, options=OPTIONS[encoding], goal=goal, memory_goal=memory_goal)
 
 
-def run(
+def measure_linear(
     shape: Case,
     *,
     device: torch.device,
@@ -81,13 +81,13 @@ def run(
         quick: Leave out all but linear attention without positions, as plain code and as ours, and ours with SPE.
         bench: The kind of the records, "linear" or "linear sweep".
     """
-    q, k, v, dout = tensors(shape, device, dtype)
+    q, k, v, dout = make_tensors(shape, device, dtype)
     cases: dict[str, Case] = {"plain": shape}
     contenders: dict[str, Entry] = {"plain": [Contender(lambda: plain_linear(q, k, v, causal=shape.causal))]}
     wanted = [name for name in (QUICK if quick else OPTIONS) if not encodings or name in ("none", *encodings)]
     for name in wanted:
-        case = ours(shape, name, device)
-        encoding = make(case, device)
+        case = our_case(shape, name, device)
+        encoding = make_encoding(case, device)
 
         def call(encoding: Encoding = encoding) -> Tensor:
             return lagwise.linear_attention(q, k, v, encoding, feature_map=FEATURES, causal=shape.causal)
@@ -98,17 +98,17 @@ def run(
         cases["softmax"] = shape
         contenders["softmax"] = softmax_contender(q, k, v, causal=shape.causal)
         for name in wanted:
-            case = replace(ours(shape, name, device), goal=None, memory_goal=None)
-            encoding = make(case, device)
+            case = replace(our_case(shape, name, device), goal=None, memory_goal=None)
+            encoding = make_encoding(case, device)
             if isinstance(encoding, SineSPE | ConvSPE):
                 title = f"published, {name.removesuffix('-spe')}"
                 cases[title] = case
                 contenders[title] = published_contender(q, k, v, encoding, causal=shape.causal)
-    numbers = compare(contenders, [q, k, v], dout, repeats=repeats, graph=False, progress=progress)
-    return records(bench, cases, numbers, device, dtype, repeats)
+    numbers = compare_contenders(contenders, [q, k, v], dout, repeats=repeats, graph=False, progress=progress)
+    return make_records(bench, cases, numbers, device, dtype, repeats)
 
 
-def run_decode(
+def measure_decoding(
     *,
     device: torch.device,
     dtype: torch.dtype,
@@ -122,8 +122,8 @@ def run_decode(
     """
     found = []
     for name in (name for name in DECODED if not encodings or name in encodings):
-        case, contender = ours(DECODE, name, device), f"lagwise, {name}"
-        steps = decoding_steps(make(case, device).eval(), device, dtype)
+        case, contender = our_case(DECODE, name, device), f"lagwise, {name}"
+        steps = decoding_steps(make_encoding(case, device).eval(), device, dtype)
         measured = measure(steps, device, repeats, lambda position, name=name: progress(f"{name}, position {position}"))
         relative = ratios(measured, str(POSITIONS[0]))
         for position in POSITIONS:
@@ -134,7 +134,7 @@ def run_decode(
                     "step_ms": 1000 * result.median, "step_ratio": relative.get(str(position)), "peak_bytes": result.peak,
                     "turns": len(result.seconds),
                 }  # fmt: skip
-            found += records(
+            found += make_records(
                 "linear decode", {contender: case}, {contender: {"position": position, **numbers}}, device, dtype, repeats
             )
     return found
@@ -142,7 +142,7 @@ def run_decode(
 
 def decoding_steps(encoding: Encoding, device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
     """Returns a decoding step by its position: the states differ in that alone."""
-    (q, k, v, _), prompt = tensors(DECODE, device, dtype), tensors(replace(DECODE, time=PROMPT), device, dtype)
+    (q, k, v, _), prompt = make_tensors(DECODE, device, dtype), make_tensors(replace(DECODE, time=PROMPT), device, dtype)
     with torch.no_grad():
         _, state = linear.prefill(prompt[0], prompt[1], prompt[2], encoding, feature_map=FEATURES)
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import lagwise
 from lagwise.encodings import ENCODINGS, options_of
-from lagwise.lab.bench.cases import records
-from lagwise.lab.bench.timing import Measured, measure, ratios, words
+from lagwise.lab.bench.cases import make_records
+from lagwise.lab.bench.timing import Measured, error_words, measure, ratios
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "sine-spe": {"sines": 10, "realizations": 64},
@@ -64,7 +64,7 @@ def shapes(device: torch.device, times: Sequence[int] | None = None) -> list[Sha
     ]
 
 
-class Model(nn.Module):
+class TimedEncoder(nn.Module):
     """Tokens, an encoder, and a score for each token at each place."""
 
     def __init__(self, shape: Shape, encoding: str):
@@ -89,7 +89,7 @@ def options_for(encoding: str, time: int) -> dict[str, Any]:
     return OPTIONS.get(encoding, {"length": time} if "length" in options_of(encoding) else {})
 
 
-def run(
+def measure_encoders(
     shape: Shape,
     *,
     device: torch.device,
@@ -111,27 +111,27 @@ def run(
     for name in names:
         try:
             torch.manual_seed(0)
-            model = Model(shape, name).to(device)
+            model = TimedEncoder(shape, name).to(device)
         except ValueError as error:
-            facts[name] = {"error": words(error)}
+            facts[name] = {"error": error_words(error)}
             continue
         steps[name] = training_step(model, tokens, dtype)
         facts[name] = {
             "parameters": sum(weight.numel() for weight in model.parameters()),
-            "encoding_parameters": sum(weight.numel() for weight in encoding_parameters(model)),
+            "encoding_parameters": sum(weight.numel() for weight in encoding_weights(model)),
         }
     measured = measure(steps, device, repeats, progress)
     for name, numbers in numbers_of(shape, measured, {name: facts[name] for name in steps}).items():
         facts[name] |= numbers
-    return records("models", dict.fromkeys(names, shape), facts, device, dtype, repeats)
+    return make_records("models", dict.fromkeys(names, shape), facts, device, dtype, repeats)
 
 
-def encoding_parameters(model: Model) -> list[nn.Parameter]:
+def encoding_weights(model: TimedEncoder) -> list[nn.Parameter]:
     """Returns the weights of a model's encoding."""
     return [weight for module in model.modules() if isinstance(module, lagwise.Encoding) for weight in module.parameters()]
 
 
-def training_step(model: Model, tokens: Tensor, dtype: torch.dtype) -> Callable[[], object]:
+def training_step(model: TimedEncoder, tokens: Tensor, dtype: torch.dtype) -> Callable[[], object]:
     """Returns a training step: forward, backward, AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 import lagwise
 from lagwise.encodings import T5, Encoding
 from lagwise.lab.bench.baselines import baselines_of, dense_contender, plain_contenders
-from lagwise.lab.bench.cases import Case, records
-from lagwise.lab.bench.contenders import Contender, Entry, compare, determinism, make, tensors
+from lagwise.lab.bench.cases import Case, make_records
+from lagwise.lab.bench.contenders import Contender, Entry, compare_contenders, determinism, make_encoding, make_tensors
 
 CPU_CASES = [
     Case("t5", 1, 8, 4096, 64, goal=1.5),
@@ -67,7 +67,7 @@ def sweep_cases(time: int, device: torch.device) -> dict[str, Case]:
     }
 
 
-def run(
+def measure_attention(
     case: Case,
     *,
     device: torch.device,
@@ -84,19 +84,19 @@ def run(
         quick: Leave out all but plain attention and ours.
         deterministic: Also measure ours under `torch.use_deterministic_algorithms(True)`.
     """
-    q, k, v, dout = tensors(case, device, dtype)
-    encoding = make(case, device)
+    q, k, v, dout = make_tensors(case, device, dtype)
+    encoding = make_encoding(case, device)
     contenders = plain_contenders(q, k, v, causal=case.causal)
-    contenders["lagwise"] = ours(q, k, v, encoding, causal=case.causal, impl=impl)
+    contenders["lagwise"] = our_contender(q, k, v, encoding, causal=case.causal, impl=impl)
     if deterministic:
-        contenders["lagwise, deterministic"] = ours(q, k, v, encoding, causal=case.causal, impl=impl, deterministic=True)
+        contenders["lagwise, deterministic"] = our_contender(q, k, v, encoding, causal=case.causal, impl=impl, deterministic=True)
     if not quick:
         contenders |= baselines_of(q, k, v, encoding, causal=case.causal)
-    numbers = compare(contenders, [q, k, v], dout, repeats=repeats, graph=case.graph, progress=progress)
-    return records("attention", dict.fromkeys(contenders, case), numbers, device, dtype, repeats)
+    numbers = compare_contenders(contenders, [q, k, v], dout, repeats=repeats, graph=case.graph, progress=progress)
+    return make_records("attention", dict.fromkeys(contenders, case), numbers, device, dtype, repeats)
 
 
-def run_sweep(
+def measure_sweep(
     time: int,
     *,
     device: torch.device,
@@ -109,22 +109,24 @@ def run_sweep(
     """Measures one length of the sweep and returns a record for each line of its plot, plain attention first."""
     cases = sweep_cases(time, device)
     t5 = cases["lagwise, t5"]
-    q, k, v, dout = tensors(t5, device, dtype)
+    q, k, v, dout = make_tensors(t5, device, dtype)
     contenders = plain_contenders(q, k, v, causal=False)
     cases = {name: replace(t5, encoding="none") for name in contenders} | cases
     for name, case in cases.items():
         if name not in contenders:
-            contenders[name] = ours(q, k, v, make(case, device), causal=False, impl=impl)
+            contenders[name] = our_contender(q, k, v, make_encoding(case, device), causal=False, impl=impl)
     if not quick:
-        encoding = make(t5, device)
+        encoding = make_encoding(t5, device)
         assert isinstance(encoding, T5)
         cases["dense bias"] = t5
         contenders["dense bias"] = dense_contender(q, k, v, encoding, causal=False)
-    numbers = compare(contenders, [q, k, v], dout, repeats=repeats, graph=False, progress=progress)
-    return records("sweep", cases, numbers, device, dtype, repeats)
+    numbers = compare_contenders(contenders, [q, k, v], dout, repeats=repeats, graph=False, progress=progress)
+    return make_records("sweep", cases, numbers, device, dtype, repeats)
 
 
-def ours(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, causal: bool, impl: str, deterministic: bool = False) -> Entry:
+def our_contender(
+    q: Tensor, k: Tensor, v: Tensor, encoding: Encoding, *, causal: bool, impl: str, deterministic: bool = False
+) -> Entry:
     """Returns `lagwise.attention` as a contender, or why the implementation that is named cannot do it."""
     try:
         with determinism(deterministic):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lagwise.extras import install_command
+from lagwise.pages import COLOURS
 
 TITLES = {
     "sweep": "Attention with and without relative positions: forward, backward and the gradients of the tables",
@@ -21,11 +22,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "published, sine": {"label": "sine-spe as published", "color": "black", "linestyle": ":", "marker": "x"},
     "published, conv": {"label": "conv-spe as published", "color": "0.3", "linestyle": ":", "marker": "+"},
 }
-# Okabe and Ito's, which the colour-blind can tell apart.
-COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_sweep(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a sweep from a file of JSON lines; of two for the same point, the later one."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     points = {(line["contender"], line["time"]): line for line in lines if line["bench"] in TITLES}
@@ -34,7 +33,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return list(points.values())
 
 
-def draw(lines: list[dict[str, Any]], path: Path) -> None:
+def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     """Draws the time and the memory of a training step per token against the length, a curve for each contender.
 
     Both are per token, because the number of tokens is not the same at all lengths.

@@ -1,14 +1,13 @@
 """Times and peak memory of functions that are measured in turns, so that a busy machine disturbs all of them alike."""
 
-import gc
-import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from lagwise.lab.memory import peak_memory
 
 # On a GPU a turn is as many calls as fill TURN_SECONDS, at most MOST_CALLS, and all turns together take about ALL_SECONDS. In one
 # call alone the GPU would wait for the host; in a row of them, as in training, the host is ahead.
@@ -53,29 +52,29 @@ def measure(
             function()
             measured[name] = Measured([], peak_memory(function, device))
             call = graphed(function, device) if graph else function
-            turns, calls = plan(once(call, device), repeats) if device.type == "cuda" else (repeats, 1)
+            turns, calls = turns_and_calls(seconds_of(call, device), repeats) if device.type == "cuda" else (repeats, 1)
             ready[name] = call, turns, calls
         except Exception as error:
-            measured[name] = Measured([], error=words(error))
+            measured[name] = Measured([], error=error_words(error))
     for turn in range(repeats):
         for name, (call, turns, calls) in ready.items():
             if turn < turns:
                 progress(name)
-                measured[name].seconds.append(once(call, device, calls))
+                measured[name].seconds.append(seconds_of(call, device, calls))
     return measured
 
 
-def plan(seconds: float, repeats: int) -> tuple[int, int]:
+def turns_and_calls(seconds: float, repeats: int) -> tuple[int, int]:
     """Returns the number of turns, and of calls in a turn, for a function on a GPU that takes so many seconds.
 
-    >>> plan(0.0001, repeats=7), plan(0.004, repeats=7), plan(1.0, repeats=7)
+    >>> turns_and_calls(0.0001, repeats=7), turns_and_calls(0.004, repeats=7), turns_and_calls(1.0, repeats=7)
     ((7, 200), (7, 10), (3, 1))
     """
     calls = min(max(int(TURN_SECONDS / seconds), 1), MOST_CALLS)
     return min(max(int(ALL_SECONDS / (calls * seconds)), FEWEST_TURNS), repeats), calls
 
 
-def words(error: Exception) -> str:
+def error_words(error: Exception) -> str:
     """Returns the kind and the beginning of the message of an error, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
@@ -91,7 +90,7 @@ def ratios(measured: dict[str, Measured], anchor: str) -> dict[str, float]:
     }
 
 
-def once(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:
+def seconds_of(function: Callable[[], object], device: torch.device, calls: int = 1) -> float:
     """Returns the seconds of one call, the mean over several in a row."""
     if device.type == "cuda":
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -127,31 +126,3 @@ def graphed(function: Callable[[], object], device: torch.device) -> Callable[[]
         raise (error.__context__ or error) from None
     torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay
-
-
-def peak_memory(function: Callable[[], object], device: torch.device) -> int:
-    """Returns how many bytes of tensors a call holds at most beyond what is there before it.
-
-    A GPU's allocator counts them; on the CPU they are added up from the allocations that the profiler sees.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        function()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    # Without this the profiler tells of its start and stop on the screen.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        function()
-    assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    now = most = 0
-    # What the profiler knows of an event is not in its type.
-    events: list[Any] = profile.profiler.kineto_results.events()
-    for event in events:
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most

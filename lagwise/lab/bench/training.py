@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from lagwise.lab.bench.cases import machine
 from lagwise.lab.config import Config
 from lagwise.lab.data import Order, training_batches
+from lagwise.lab.environment import machine
 from lagwise.lab.loop import Session, Settings, to_device
 from lagwise.lab.tasks.base import Batch
 
 WARMUP, TURNS = 5, 3
 
 
-def run(config: Config, settings: Settings, *, steps: int) -> dict[str, Any]:
+def measure_loop(config: Config, settings: Settings, *, steps: int) -> dict[str, Any]:
     """Returns the milliseconds of a step with the input and on a fixed batch, and the share of the speed that the input leaves.
 
     The two take turns, and the fastest turn of each counts: what else a machine does makes steps slower, never faster.

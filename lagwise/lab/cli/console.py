@@ -2,17 +2,15 @@
 
 import inspect
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from textwrap import dedent
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lagwise.extras import install_command
@@ -21,8 +19,6 @@ from lagwise.lab.signals import ignore_signals, interrupt, on_signal
 # A table that is piped to a file keeps its columns. Brackets in names of files and in messages are no markup.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
 errors = Console(stderr=True, soft_wrap=True, markup=False)
-
-Case = TypeVar("Case")
 
 
 @contextmanager
@@ -79,32 +75,3 @@ def help_of(command: Callable[..., Any]) -> str:
     """
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     return "\n\n".join(dedent(each) if each.startswith(" ") else each.replace("\n", " ") for each in paragraphs)
-
-
-def progress_bar(*, hidden: bool = False) -> Progress:
-    """Returns a bar with how much is done of how much, some facts, and the time that is left."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=hidden)
-
-
-def counted(cases: Sequence[Case], words: Callable[[Case], str]) -> Iterator[tuple[Case, Callable[[str], None]]]:
-    """Yields cases one by one, each with a function that is told what is being done, and shows their count and the time left.
-
-    Where the output is no terminal, each case that is done leaves a line.
-    """
-    began = time.perf_counter()
-    with progress_bar(hidden=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=len(cases), facts="")
-        for done, case in enumerate(cases, 1):
-            progress.update(bar, description=words(case))
-            yield case, lambda name: progress.update(bar, facts=name)
-            progress.advance(bar)
-            if not console.is_terminal:
-                left = (time.perf_counter() - began) / done * (len(cases) - done)
-                console.print(f"{done} of {len(cases)}: {words(case)}; about {left:.0f} s left", highlight=False)

@@ -19,26 +19,13 @@ from torch import Tensor
 
 from lagwise.errors import nearest
 from lagwise.lab.curves import stored_losses
-from lagwise.lab.loop import make_task
-from lagwise.lab.records import Recorded, lines_of, read
-from lagwise.lab.report.comparison import plot
-from lagwise.lab.standings import (
-    Estimate,
-    Group,
-    Row,
-    baselines,
-    by_encoding,
-    common_fields,
-    differences_of,
-    estimate,
-    groups,
-    only_group,
-    order,
-    rows_of,
-    scores_of,
-    shown,
-)
-from lagwise.lab.store import Run
+from lagwise.lab.estimates import Estimate, estimate
+from lagwise.lab.experiment import make_task
+from lagwise.lab.grouping import Group, as_argument, best_first, by_encoding, common_fields, groups, only_group
+from lagwise.lab.records import Recorded, lines_of, read_runs
+from lagwise.lab.report.figure import plot
+from lagwise.lab.run_folder import Run
+from lagwise.lab.standings import Row, baselines, differences_of, rows_of, scores_of
 from lagwise.lens import plots
 
 if TYPE_CHECKING:
@@ -47,7 +34,7 @@ if TYPE_CHECKING:
 BLOCK = re.compile(r"(<!-- results: (.*?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
-class Words(argparse.ArgumentParser):
+class MarkParser(argparse.ArgumentParser):
     """The words of a mark, whose mistakes are told like others."""
 
     def error(self, message: str) -> NoReturn:
@@ -55,9 +42,9 @@ class Words(argparse.ArgumentParser):
         raise ValueError(f"a mark must be `{usage}`, but {message}")
 
 
-def words_of(mark: str) -> argparse.Namespace:
+def parse_mark(mark: str) -> argparse.Namespace:
     """Returns what a mark asks for."""
-    parser = Words(prog="results:", add_help=False)
+    parser = MarkParser(prog="results:", add_help=False)
     parser.add_argument("kind", choices=sorted(KINDS))
     parser.add_argument("file", type=Path)
     parser.add_argument("--tune", action="append", default=[])
@@ -68,7 +55,7 @@ def words_of(mark: str) -> argparse.Namespace:
     return parser.parse_args(shlex.split(mark))
 
 
-def filled(document: Path, root: Path, *, figures: bool) -> str:
+def fill_document(document: Path, root: Path, *, figures: bool) -> str:
     """Returns a document with its tables written anew, and draws its figures if asked for.
 
     Args:
@@ -78,7 +65,7 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
     """
 
     def fill(found: re.Match[str]) -> str:
-        wanted = words_of(found[2])
+        wanted = parse_mark(found[2])
         if not (root / wanted.file).is_file():
             raise ValueError(f"{document}: a mark must name a file of results, but {wanted.file} is not there")
         kind = KINDS[wanted.kind]
@@ -101,19 +88,19 @@ def filled(document: Path, root: Path, *, figures: bool) -> str:
     return BLOCK.sub(fill, text)
 
 
-def league_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
-    """Returns the leagues of some runs, and what they were run on."""
-    runs = read(root / wanted.file)
+def standings_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
+    """Returns the standings of some runs, and what they were run on."""
+    runs = read_runs(root / wanted.file)
     found = groups(runs, wanted.tune)
     lines = []
     for group, baseline in zip(found, baselines(found, wanted.baseline), strict=True):
         lines += [f"**{group.title}**", ""] if len(found) > 1 else []
-        lines += [*league_table(group, baseline, wanted.also, 100.0 if wanted.percent else 1.0), ""]
+        lines += [*standings_table(group, baseline, wanted.also, 100.0 if wanted.percent else 1.0), ""]
     return [*lines, runs_provenance(wanted.file, runs)]
 
 
-def league_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
-    """Returns a league as a table, the best first, with other metrics beside the one that counts."""
+def standings_table(group: Group, baseline: str, also: Sequence[str], factor: float) -> list[str]:
+    """Returns standings as a table, the best first, with other metrics beside the one that counts."""
     rows, known = rows_of(group), (group.members[0].result or {})["test"]
     for metric in also:
         if metric not in known:
@@ -123,21 +110,21 @@ def league_table(group: Group, baseline: str, also: Sequence[str], factor: float
     unit = " in %" if factor == 100.0 else ""
     head = ["encoding", f"test {group.metric}{unit}", f"minus `{baseline}`", *(f"test {metric}{unit}" for metric in also)]
     head += [*(f"at {length:,}" for length in lengths), *(field.replace("_", " ") for field in group.tune)]
-    body = [league_cells(row, paired.get(row.encoding), also, lengths, group, factor) for row in rows]
+    body = [standings_cells(row, paired.get(row.encoding), also, lengths, group, factor) for row in rows]
     return markdown([*head, "seeds", "its parameters"], body)
 
 
-def league_cells(
+def standings_cells(
     row: Row, paired: Estimate | None, also: Sequence[str], lengths: Sequence[int], group: Group, factor: float
 ) -> list[str]:
     """Returns the cells of an encoding."""
-    difference = "" if paired is None else signed(scaled(paired, factor))
+    difference = "" if paired is None else signed(in_unit(paired, factor))
     others = (estimate(list(scores_of(group.runs[row.encoding].values(), metric).values())) for metric in also)
     told = (row.lengths.get(length, "-") for length in lengths)
     return [
-        f"`{row.encoding}`", str(scaled(row.test, factor)), difference, *(str(scaled(other, factor)) for other in others),
-        *("refused" if isinstance(found, str) else str(scaled(found, factor)) for found in told),
-        *(shown(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
+        f"`{row.encoding}`", str(in_unit(row.test, factor)), difference, *(str(in_unit(other, factor)) for other in others),
+        *("refused" if isinstance(found, str) else str(in_unit(found, factor)) for found in told),
+        *(as_argument(row.options[field]) for field in group.tune), str(len(row.seeds)), f"{row.parameters:,}",
     ]  # fmt: skip
 
 
@@ -146,7 +133,7 @@ def overview_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
     The mean is that of the tasks in which all encodings take part; it is taken for each seed, and so is its difference.
     """
-    runs, factor = read(root / wanted.file), 100.0 if wanted.percent else 1.0
+    runs, factor = read_runs(root / wanted.file), 100.0 if wanted.percent else 1.0
     found = groups(runs, wanted.tune)
     if len({group.higher_is_better for group in found}) != 1:
         raise ValueError("tasks of an overview must have metrics that are all better when higher, or all when lower")
@@ -160,7 +147,7 @@ def overview_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     head = ["encoding", *(f"{group.title}: {group.metric}" for group in found), f"mean of {len(complete)}", "seeds"]
     body = [
         [f"`{name}`", *(overview_cell(own, name, baseline, factor) for own in (*scores, means)), str(len(means[name]))]
-        for name in sorted(names, key=lambda name: order(fmean(means[name].values()), found[0].higher_is_better))
+        for name in sorted(names, key=lambda name: best_first(fmean(means[name].values()), found[0].higher_is_better))
     ]
     told = f"Test split{', in %' if wanted.percent else ''}; in brackets the difference from `{baseline}` within seeds."
     return [*markdown(head, body), "", told, "", runs_provenance(wanted.file, runs)]
@@ -180,11 +167,11 @@ def overview_cell(scores: Mapping[str, Mapping[int, float]], name: str, baseline
     if own is None:
         return "-"
     differences = [own[seed] - scores[baseline][seed] for seed in own if seed in scores[baseline]]
-    paired = f" ({signed(scaled(estimate(differences), factor))})" if name != baseline and differences else ""
-    return f"{scaled(estimate(list(own.values())), factor).mean:.4g}{paired}"
+    paired = f" ({signed(in_unit(estimate(differences), factor))})" if name != baseline and differences else ""
+    return f"{in_unit(estimate(list(own.values())), factor).mean:.4g}{paired}"
 
 
-def scaled(found: Estimate, factor: float) -> Estimate:
+def in_unit(found: Estimate, factor: float) -> Estimate:
     """Returns an estimate in another unit."""
     return Estimate(factor * found.mean, None if found.half_width is None else factor * found.half_width, found.count)
 
@@ -194,20 +181,20 @@ def signed(found: Estimate) -> str:
     return f"{'+' if found.mean > 0 else ''}{found}"
 
 
-def league_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
-    """Returns learning curves and leagues of some runs."""
-    return plot(read(root / wanted.file), wanted.tune)
+def standings_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
+    """Returns learning curves and standings of some runs."""
+    return plot(read_runs(root / wanted.file), wanted.tune)
 
 
 def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
     """Returns the loss of some runs within the length of their training and beyond, with differences within seeds."""
-    runs = read(root / wanted.file)
+    runs = read_runs(root / wanted.file)
     group = only_group(runs)
     trained, (baseline,) = trained_length(group), baselines([group], wanted.baseline)
     parts = {name: {seed: parts_of(bins, trained) for seed, bins in position_losses(group, name).items()} for name in group.runs}
     beyond = {name: [own[1] for own in seeds.values()] for name, seeds in parts.items()}
     body = []
-    for name, seeds in sorted(parts.items(), key=lambda each: order(fmean(beyond[each[0]]), higher_is_better=False)):
+    for name, seeds in sorted(parts.items(), key=lambda each: best_first(fmean(beyond[each[0]]), higher_is_better=False)):
         differences = [own[1] - parts[baseline][seed][1] for seed, own in seeds.items() if seed in parts[baseline]]
         refused = any(map(math.isnan, beyond[name]))
         paired = "" if name == baseline or refused or not differences else signed(estimate(differences))
@@ -220,7 +207,7 @@ def position_lines(root: Path, wanted: argparse.Namespace) -> list[str]:
 
 def position_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
     """Returns the loss of some runs against the position, the mean over seeds."""
-    group = only_group(read(root / wanted.file))
+    group = only_group(read_runs(root / wanted.file))
     drawn = {}
     for name in group.runs:
         seeds = list(position_losses(group, name).values())
@@ -283,10 +270,10 @@ def ablation_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def ablations(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
     """Returns the lines of `lagwise ablate`."""
-    return measured(root / wanted.file, "ablation", "lagwise ablate --save", wanted.tune)
+    return measurements(root / wanted.file, "ablation", "lagwise ablate --save", wanted.tune)
 
 
-def measured(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
+def measurements(path: Path, kind: str, command: str, tune: Sequence[str]) -> list[Recorded]:
     """Returns lines of what was measured on runs, which differ in encoding, seed and fields that were tuned alone."""
     found = [Recorded(place, line) for place, line in lines_of(path, kind, command).items()]
     if not found:
@@ -339,7 +326,7 @@ def style_figure(root: Path, wanted: argparse.Namespace) -> "Figure":
 
 def styles(root: Path, wanted: argparse.Namespace) -> list[Recorded]:
     """Returns the lines of `lagwise styles`, all drawn alike from the same prompts."""
-    found = measured(root / wanted.file, "styles", "lagwise styles --save", wanted.tune)
+    found = measurements(root / wanted.file, "styles", "lagwise styles --save", wanted.tune)
     first = found[0].content
     if any((run.content["sampling"], run.content["prompts"]) != (first["sampling"], first["prompts"]) for run in found):
         raise ValueError(f"{root / wanted.file} must have lines that are drawn alike from the same prompts, but has others")
@@ -412,7 +399,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "league": Kind(league_lines, league_figure, "Learning curves and means with intervals"),
+    "league": Kind(standings_lines, standings_figure, "Learning curves and means with intervals"),
     "overview": Kind(overview_lines),
     "positions": Kind(position_lines, position_figure, "Loss against position"),
     "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),

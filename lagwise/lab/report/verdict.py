@@ -10,7 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from lagwise.lab.standings import CONFIDENCE, Group, order, scores_of, t_probability
+from lagwise.lab.estimates import CONFIDENCE, t_probability
+from lagwise.lab.grouping import Group, best_first
+from lagwise.lab.standings import scores_of
 
 Scores = Mapping[str, Mapping[int, float]]
 """The metric by the name of the encoding and by the seed."""
@@ -23,21 +25,21 @@ def verdict_on(group: Group) -> str:
     if any(result["sample"] for run in group.members if (result := run.result)):
         return SAMPLE
     scores = {name: scores_of(seeds.values(), group.metric) for name, seeds in group.runs.items()}
-    return verdict(scores, metric=group.metric, higher_is_better=group.higher_is_better)
+    return verdict_on_scores(scores, metric=group.metric, higher_is_better=group.higher_is_better)
 
 
-def verdict(scores: Scores, *, metric: str, higher_is_better: bool) -> str:
+def verdict_on_scores(scores: Scores, *, metric: str, higher_is_better: bool) -> str:
     """Returns which encodings lead and which are behind, as far as the numbers support it.
 
     >>> scores = {"t5": {0: 0.8, 1: 0.81, 2: 0.82}, "none": {0: 0.5, 1: 0.5, 2: 0.51}}
-    >>> verdict(scores, metric="accuracy", higher_is_better=True).split(". ")[0]
+    >>> verdict_on_scores(scores, metric="accuracy", higher_is_better=True).split(". ")[0]
     't5 is best: its accuracy is significantly higher than that of none'
     """
     finite = {name: own for name, own in scores.items() if own and all(map(math.isfinite, own.values()))}
-    ranked = sorted(finite, key=lambda name: order(fmean(finite[name].values()), higher_is_better))
+    ranked = sorted(finite, key=lambda name: best_first(fmean(finite[name].values()), higher_is_better))
     said = [ranking(finite, ranked, metric, higher_is_better)] if len(ranked) > 1 else ["There is nothing to compare."]
     broken = [name for name in scores if name not in finite]
-    said += [f"Without a finite {metric}, and left out: {listed(broken)}."] if broken else []
+    said += [f"Without a finite {metric}, and left out: {list_names(broken)}."] if broken else []
     return " ".join(said)
 
 
@@ -53,26 +55,26 @@ def ranking(scores: Scores, ranked: Sequence[str], metric: str, higher_is_better
     leaders = [name for name in tested if name not in behind]
     higher = "higher" if higher_is_better else "lower"
     if len(leaders) == 1:
-        said = [f"{best} is best: its {metric} is significantly {higher} than that of {listed(behind)}."]
+        said = [f"{best} is best: its {metric} is significantly {higher} than that of {list_names(behind)}."]
     elif tested[: len(leaders)] == leaders:
-        said = [f"{listed(leaders)} lead; no significant difference between them."]
+        said = [f"{list_names(leaders)} lead; no significant difference between them."]
     else:
         # One that varies much may be lower in the mean than one that is behind.
-        said = [f"{best} has the {highest} {metric}; no significant difference between it and {listed(leaders[1:])}."]
-    said += [f"Significantly behind: {listed(behind)}."] if behind and len(leaders) > 1 else []
-    said += [f"One seed in common with {best} supports no claim about {listed(untested)}."] if untested else []
-    return " ".join([*said, method(len(tested) - 1)])
+        said = [f"{best} has the {highest} {metric}; no significant difference between it and {list_names(leaders[1:])}."]
+    said += [f"Significantly behind: {list_names(behind)}."] if behind and len(leaders) > 1 else []
+    said += [f"One seed in common with {best} supports no claim about {list_names(untested)}."] if untested else []
+    return " ".join([*said, method_words(len(tested) - 1)])
 
 
 def is_behind(name: str, scores: Scores, higher_is_better: bool) -> bool:
     """Says whether an encoding is significantly worse than any other."""
     sign = 1 if higher_is_better else -1
     level = (1 - CONFIDENCE) / (len(scores) - 1)
-    differences = [paired(others, scores[name]) for other, others in scores.items() if other != name]
+    differences = [paired_differences(others, scores[name]) for other, others in scores.items() if other != name]
     return any(sign * sum(own) > 0 and p_value(own) < level for own in differences)
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
+def paired_differences(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
     """Returns the differences within the seeds that two encodings have in common."""
     return [first[seed] - second[seed] for seed in first if seed in second]
 
@@ -91,16 +93,16 @@ def p_value(differences: Sequence[float]) -> float:
     return 1 - t_probability(math.atan2(abs(fmean(differences)), spread * math.sqrt(freedom)), freedom)
 
 
-def method(others: int) -> str:
+def method_words(others: int) -> str:
     """Returns how significance is come by where each encoding is compared to so many others."""
     shared = f" for each encoding, with Bonferroni's correction for its {others} others" if others > 1 else ""
     return f"(Paired t-tests within seeds at {100 * (1 - CONFIDENCE):.0f} %{shared}.)"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Returns names as a sentence lists them.
 
-    >>> listed(["t5", "at5", "shaw"])
+    >>> list_names(["t5", "at5", "shaw"])
     't5, at5 and shaw'
     """
     *first, last = names

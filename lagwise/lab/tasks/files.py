@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lagwise.extras import install_command
-from lagwise.lab.store import replace_text
+from lagwise.lab.json_files import replace_text
 
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 """How a file is opened, by what is added to its name."""

@@ -1,4 +1,4 @@
-"""What runs say together: intervals, leagues, paired differences, tuning, and runs as lines of a file."""
+"""What runs say together: intervals, standings, paired differences, tuning, and runs as lines of a file."""
 
 import json
 import math
@@ -7,15 +7,22 @@ import pytest
 from test_compare import ENVIRONMENT, stored
 from typer.testing import CliRunner
 
-from lagwise.lab import records
-from lagwise.lab import standings as leagues_of
+from lagwise.lab import grouping, records
 from lagwise.lab.cli import app
 from lagwise.lab.compare import folder_of, plan
 from lagwise.lab.config import Config
-from lagwise.lab.report.comparison import page
-from lagwise.lab.standings import baselines, differences, estimate, groups, league, leagues, t_quantile, tuned
-from lagwise.lab.store import Run
+from lagwise.lab.estimates import estimate, t_quantile
+from lagwise.lab.experiment import main_metric
+from lagwise.lab.grouping import best_tuned, groups, only_group
+from lagwise.lab.report.page import make_page
+from lagwise.lab.run_folder import Run
+from lagwise.lab.standings import baselines, differences_of, rows_of
 from lagwise.lab.tasks import TASKS
+
+
+def standings_of(runs):
+    """Returns the standings of runs that may all be compared."""
+    return rows_of(only_group(runs))
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
@@ -41,13 +48,13 @@ def test_an_estimate_by_hand():
     assert estimate([4.0]).half_width is None
 
 
-def test_a_league_by_hand(tmp_path):
+def test_standings_by_hand(tmp_path):
     scores = {"t5": [0.7, 0.8, 0.9], "none": [0.5, 0.5, 0.5], "rotary": [0.81]}
     for encoding, values in scores.items():
         for seed, value in enumerate(values):
             lengths = {"64": {"loss": 1.0, "accuracy": value - 0.1}, "128": {"refused": "it ends at 100"}}
             stored(tmp_path, encoding, seed, value, seconds=1.0 + seed, peak_memory=100 * seed or None, lengths=lengths)
-    rows = league(store_runs(tmp_path))
+    rows = standings_of(store_runs(tmp_path))
     assert [row.encoding for row in rows] == ["rotary", "t5", "none"]
     t5 = rows[1]
     assert t5.seeds == (0, 1, 2) and t5.test.mean == pytest.approx(0.8)
@@ -65,27 +72,27 @@ def store_runs(out):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_has_a_metric_with_a_direction(task):
-    name, higher = leagues_of.main_metric(Config(task, "t5"))
+    name, higher = main_metric(Config(task, "t5"))
     assert name == TASKS[task].facts.metric
     assert higher is (name not in ("bits_per_byte", "nll", "perplexity"))
 
 
 def test_a_metric_of_which_less_is_better_sorts_the_other_way(tmp_path, monkeypatch):
     runs = [stored(tmp_path, "t5", 0, 0.2, metric="error"), stored(tmp_path, "none", 0, 0.1, metric="error")]
-    monkeypatch.setattr(leagues_of, "main_metric", lambda config: ("error", False))
-    assert [row.encoding for row in league(runs)] == ["none", "t5"]
+    monkeypatch.setattr(grouping, "main_metric", lambda config: ("error", False))
+    assert [row.encoding for row in standings_of(runs)] == ["none", "t5"]
 
 
 def test_what_is_no_number_comes_last(tmp_path):
     runs = [stored(tmp_path, name, 0, value) for name, value in (("t5", math.nan), ("none", 0.1), ("shaw", 0.2))]
-    assert [row.encoding for row in league(runs)] == ["shaw", "none", "t5"]
+    assert [row.encoding for row in standings_of(runs)] == ["shaw", "none", "t5"]
 
 
 def test_differences_are_taken_within_seeds(tmp_path):
     scores = {"t5": [0.5, 0.7, 0.9], "at5": [0.6, 0.9, 1.0], "none": [0.49, 0.69, 0.89], "rotary": [0.9]}
     runs = [stored(tmp_path, name, seed, value) for name, values in scores.items() for seed, value in enumerate(values)]
     runs.append(stored(tmp_path, "xl", 7, 0.5))
-    found = {each.encoding: each for each in differences(runs, "t5")}
+    found = {each.encoding: each for each in differences_of(only_group(runs), "t5")}
     assert list(found) == ["rotary", "at5", "none", "xl"]
     # 0.1, 0.2, 0.1: mean 2 / 15, deviation 1 / sqrt(300); 4.302653 / 30 = 0.143422.
     assert found["at5"].estimate.mean == pytest.approx(0.4 / 3)
@@ -95,20 +102,20 @@ def test_differences_are_taken_within_seeds(tmp_path):
     assert found["none"].better is False
     assert found["rotary"].seeds == (0,) and found["rotary"].better is None
     assert found["xl"].estimate is None
-    assert {each.encoding: each.better for each in differences(runs, "none")}["t5"] is True
+    assert {each.encoding: each.better for each in differences_of(only_group(runs), "none")}["t5"] is True
     with pytest.raises(ValueError, match=r"baseline must be one of t5, at5.*did you mean 'at5'"):
-        differences(runs, "at-5")
+        differences_of(only_group(runs), "at-5")
 
 
 def test_runs_that_differ_in_more_are_in_tables_of_their_own(tmp_path):
     wide = Config("process-50", dim=256)
     runs = [stored(tmp_path, "t5", 0, 0.5), stored(tmp_path, "none", 0, 0.4), stored(tmp_path, "t5", 0, 0.6, config=wide)]
-    found = leagues(runs)
+    found = {group.title: rows_of(group) for group in groups(runs)}
     assert {title: [row.encoding for row in rows] for title, rows in found.items()} == {
         "process-50, dim=128": ["t5", "none"], "process-50, dim=256": ["t5"],
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"differ in more .process-50, dim=128; process-50, dim=256"):
-        league(runs)
+        standings_of(runs)
     elsewhere = stored(tmp_path / "other", "none", 0, 0.9, environment={**ENVIRONMENT, "data": "files"})
     assert [group.title for group in groups([runs[0], elsewhere])] == [
         "process-50, data=generated or built-in sample", "process-50, data=files",
@@ -141,7 +148,7 @@ def test_options_tell_runs_of_one_encoding_apart(tmp_path):
         stored(tmp_path, "t5", 0, value, config=Config("process-50", encoding_options={"buckets": buckets, "max_lag": 64}))
         for buckets, value in ((16, 0.5), (32, 0.6))
     ]
-    assert [row.encoding for row in league([*runs, stored(tmp_path, "none", 0, 0.1)])] == [
+    assert [row.encoding for row in standings_of([*runs, stored(tmp_path, "none", 0, 0.1)])] == [
         "t5 (buckets=32)", "t5 (buckets=16)", "none",
     ]  # fmt: skip
 
@@ -168,34 +175,34 @@ def test_an_option_of_an_encoding_that_was_left_out_is_its_default(tmp_path):
         stored(tmp_path, "sine-spe", seed, 0.5, config=Config("process-50", encoding_options=options))
         for seed, options in enumerate(given)
     ]
-    assert {row.encoding: row.seeds for row in league(runs)} == {
+    assert {row.encoding: row.seeds for row in standings_of(runs)} == {
         "sine-spe (gated=true)": (0, 1), "sine-spe (gated=false)": (2,),
     }  # fmt: skip
     slow, fast = (
         stored(tmp_path, "t5", 0, test, config=Config("process-50", rate=rate, encoding_options=options))
         for test, rate, options in ((0.5, 1e-4, {}), (0.6, 1e-3, {"buckets": 32}))
     )
-    assert tuned([slow, fast], ["rate"]) == [fast]
+    assert best_tuned([slow, fast], ["rate"]) == [fast]
 
 
 def test_the_same_run_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match="hold the same run"):
-        league([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])
+        standings_of([stored(tmp_path / name, "t5", 0, 0.5) for name in "ab"])
 
 
 def test_models_of_two_sizes_are_refused_though_their_fields_are_equal(tmp_path):
     runs = [stored(tmp_path, "t5", seed, 0.5, parameters=size) for seed, size in enumerate((100, 100, 120))]
-    assert league(runs[:2])[0].seeds == (0, 1)
+    assert standings_of(runs[:2])[0].seeds == (0, 1)
     with pytest.raises(ValueError, match=r"of t5 must be of one model, but .*seed0 has 100 parameters and .*seed2 120"):
-        league(runs)
+        standings_of(runs)
 
 
 def test_runs_that_are_not_complete_take_no_part(tmp_path):
     config = Config("process-50", "none")
     begun = Run.create(folder_of(tmp_path, config), config, ENVIRONMENT)
-    assert [row.encoding for row in league([begun, stored(tmp_path, "t5", 0, 0.5)])] == ["t5"]
+    assert [row.encoding for row in standings_of([begun, stored(tmp_path, "t5", 0, 0.5)])] == ["t5"]
     with pytest.raises(ValueError, match="at least one that is complete"):
-        league([begun])
+        standings_of([begun])
 
 
 def with_rate(out, encoding, seed, rate, validation, test):
@@ -215,24 +222,24 @@ def test_each_encoding_has_what_is_best_for_it_on_the_validation_split(tmp_path)
         for (encoding, rate), both in numbers.items()
         for seed, found in enumerate(both)
     ]
-    chosen = tuned(runs, ["rate"])
+    chosen = best_tuned(runs, ["rate"])
     assert {(run.config.encoding, run.config.rate) for run in chosen} == {("t5", 1e-3), ("none", 1e-2)} and len(chosen) == 4
     (group,) = groups(runs, ["rate"])
-    rows = leagues_of.rows_of(group)
+    rows = rows_of(group)
     assert [(row.encoding, row.options["rate"], round(row.test.mean, 6)) for row in rows] == [
         ("t5", 1e-3, 0.55),
         ("none", 1e-2, 0.3),
     ]
     assert "rate" not in group.fields and len(groups(runs)) == 2
-    assert '"mean": 0.55' in page(runs, "lagwise compare", ["rate"])
+    assert '"mean": 0.55' in make_page(runs, "lagwise compare", ["rate"])
     # By the first seed alone 1e-3 is best for none; the other seed of the chosen value takes part all the same.
-    assert {run.config.rate for run in tuned(runs[4:-1], ["rate"])} == {1e-3} and len(tuned(runs[4:-1], ["rate"])) == 2
+    assert {run.config.rate for run in best_tuned(runs[4:-1], ["rate"])} == {1e-3} and len(best_tuned(runs[4:-1], ["rate"])) == 2
     with pytest.raises(ValueError, match="must have a seed in common, but those of none on process-50 do not"):
-        tuned([runs[4], runs[7]], ["rate"])
+        best_tuned([runs[4], runs[7]], ["rate"])
     with pytest.raises(
         ValueError, match="what is tuned must be a field of a run beside the encoding, its options and the seed, but is 'seed'"
     ):
-        tuned(runs, ["seed"])
+        best_tuned(runs, ["seed"])
 
 
 def test_all_combinations_of_what_is_tuned_are_planned():
@@ -250,7 +257,7 @@ def test_presets_are_only_where_fields_came_from(tmp_path):
         stored(tmp_path, name, 0, 0.5, config=Config("process-50", preset=preset))
         for name, preset in (("t5", ""), ("at5", "paper"))
     ]
-    assert [row.encoding for row in league(runs)] == ["t5", "at5"]
+    assert [row.encoding for row in standings_of(runs)] == ["t5", "at5"]
 
 
 def test_runs_come_back_from_lines(tmp_path):
@@ -260,9 +267,9 @@ def test_runs_come_back_from_lines(tmp_path):
         runs[0].log({"step": step, "loss": 1 / step, "seconds": 0.5, "tokens": step})
     runs[0].log({"step": 100, "split": "validation", "loss": 0.1, "accuracy": 0.5})
     path = tmp_path / "lines.jsonl"
-    records.save(runs, path)
+    records.save_runs(runs, path)
     back = records.stored_runs([path])
-    assert league(back) == league(runs)
+    assert standings_of(back) == standings_of(runs)
     (first,) = [run for run in back if run.config == runs[0].config]
     assert first.environment == ENVIRONMENT and first.result == runs[0].result and first.priors is None
     steps = [line["step"] for line in first.lines if "split" not in line]
@@ -270,7 +277,7 @@ def test_runs_come_back_from_lines(tmp_path):
     assert first.lines[-1] == {"step": 100, "split": "validation", "loss": 0.1, "accuracy": 0.5}
     assert first.lines[0]["loss"] == 1.0 and first.lines[1]["loss"] == float(f"{1 / steps[1]:.6g}")
     with pytest.raises(ValueError, match="hold the same run"):
-        league([*back, *runs])
+        standings_of([*back, *runs])
 
 
 def test_lines_that_are_no_runs_are_refused(tmp_path):
@@ -279,13 +286,13 @@ def test_lines_that_are_no_runs_are_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"lines.jsonl, line 1: is no line of 'run': expected are those of `lagwise compare --save`"
     ):
-        records.read(path)
+        records.read_runs(path)
     path.write_text("{")
     with pytest.raises(ValueError, match=r"lines.jsonl, line 1 cannot be read .*: mend the line, or delete it"):
-        records.read(path)
+        records.read_runs(path)
     begun = Run.create(tmp_path / "begun", Config("process-50"), ENVIRONMENT)
     with pytest.raises(ValueError, match="must be a complete run"):
-        records.record(begun)
+        records.line_about(begun)
     with pytest.raises(ValueError, match="--from must be a folder of runs, or a file of their lines"):
         records.stored_runs([tmp_path / "nothing"])
 
@@ -328,11 +335,11 @@ def test_repeat_says_what_it_cannot_do(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     run = stored(tmp_path / "runs", "t5", 0, 0.5, environment={**ENVIRONMENT, "data": "data/imdb", "device": "x", "commit": None})
     saved = tmp_path / "lines.jsonl"
-    records.save([run], saved)
+    records.save_runs([run], saved)
     empty, mixed, damaged = (tmp_path / f"{name}.jsonl" for name in ("empty", "mixed", "damaged"))
     empty.write_text("")
     damaged.write_text("{\n")
-    records.save([run, stored(tmp_path / "others", "t5", 1, 0.5, environment={**ENVIRONMENT, "commit": None})], mixed)
+    records.save_runs([run, stored(tmp_path / "others", "t5", 1, 0.5, environment={**ENVIRONMENT, "commit": None})], mixed)
     for arguments, words in (
         ([str(saved)], "trained on data/imdb, which is not there: pass --data"),
         ([str(saved), "--encodings", "at5"], "encodings must be among those of the runs, t5, but one is 'at5'"),

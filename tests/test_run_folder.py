@@ -16,9 +16,9 @@ from lagwise.lab import checkpoint as checkpoints
 from lagwise.lab import lock, records
 from lagwise.lab.checkpoint import Checkpoint
 from lagwise.lab.cli import app
-from lagwise.lab.compare import FAILURE, failure_of
 from lagwise.lab.config import Config, difference_words
-from lagwise.lab.store import CONFIG, METRICS, PRIORS, RESULT, Run, add_line, replace_text, runs_in
+from lagwise.lab.json_files import add_line, replace_text
+from lagwise.lab.run_folder import CONFIG, FAILURE, METRICS, PRIORS, RESULT, Run, runs_in
 
 CONTEXT = get_context("fork")
 """Processes that have the library loaded already."""
@@ -93,18 +93,18 @@ def test_the_table_and_the_page_say_what_is_left_out(tmp_path):
 
 def test_a_line_that_cannot_be_read_is_named_and_the_others_are_compared(tmp_path):
     path = tmp_path / "lines.jsonl"
-    records.save([stored(tmp_path / "runs", name, 0, 0.5) for name in ("at5", "t5")], path)
+    records.save_runs([stored(tmp_path / "runs", name, 0, 0.5) for name in ("at5", "t5")], path)
     first, second = path.read_bytes().splitlines()
     no_metric = json.loads(first) | {"result": {**json.loads(first)["result"], "test": {"loss": 1.0}}}
     no_task = json.loads(first) | {"config": {**json.loads(first)["config"], "task": "proces-50"}}
     bad = [first[:50], NO_TEXT, b"", b'{"bench": "run"}', json.dumps(no_metric).encode(), json.dumps(no_task).encode()]
     path.write_bytes(b"\n".join([*bad, second]) + b"\n")
     told = []
-    assert [run.config.encoding for run in records.read(path, told.append)] == ["t5"]
+    assert [run.config.encoding for run in records.read_runs(path, told.append)] == ["t5"]
     assert len(told) == len(bad) and all(f"lines.jsonl, line {number}" in words for number, words in enumerate(told, 1))
     assert "has no accuracy" in told[4] and "did you mean 'process-50'?" in told[5]
     with pytest.raises(ValueError, match=r"lines.jsonl, line 1 cannot be read"):
-        records.read(path)
+        records.read_runs(path)
     done = CliRunner().invoke(app, ["compare", "--from", str(path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 1 and "\nt5 " in done.output and "lines.jsonl, line 6" in done.output
 
@@ -112,13 +112,13 @@ def test_a_line_that_cannot_be_read_is_named_and_the_others_are_compared(tmp_pat
 def test_a_reason_that_is_damaged_is_no_reason_to_stop(tmp_path):
     run = Run.create(tmp_path, Config("process-50"), ENVIRONMENT)
     (tmp_path / FAILURE).write_bytes(CUT)
-    assert f"{tmp_path / FAILURE} cannot be read" in failure_of(run)
+    assert f"{tmp_path / FAILURE} cannot be read" in run.failure
 
 
 def test_a_config_that_was_changed_after_the_run_is_told(tmp_path):
     run = stored(tmp_path, "t5", 0, 0.5)
     state = {"config": run.config.to_json()}
-    checkpoints.save(run.checkpoints, Checkpoint(4, {"model": {"x": torch.zeros(1)}}, state))
+    checkpoints.save_checkpoint(run.checkpoints, Checkpoint(4, {"model": {"x": torch.zeros(1)}}, state))
     assert len(records.stored_runs([tmp_path])) == 1
     replace_text(run.folder / CONFIG, json.dumps({**run.config.to_json(), "dim": 64}))
     told = []
@@ -167,7 +167,7 @@ def test_a_draft_that_cannot_be_finished_goes(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_goes_while_it_is_read_is_no_damaged_one(tmp_path, monkeypatch):
     def save(step):
-        checkpoints.save(tmp_path, Checkpoint(step, {"model": {"x": torch.zeros(1)}}, {}), keep=1)
+        checkpoints.save_checkpoint(tmp_path, Checkpoint(step, {"model": {"x": torch.zeros(1)}}, {}), keep=1)
 
     save(1)
     real = checkpoints.digest
@@ -240,7 +240,7 @@ def save_for_ever(folder):
             step += 1
             run.log({"step": step, "loss": 1.0})
             tensors = {name: {"x": torch.full((1000,), float(step))} for name in ("model", "optimizer")}
-            checkpoints.save(run.checkpoints, Checkpoint(step, tensors, {"config": run.config.to_json()}), keep=2)
+            checkpoints.save_checkpoint(run.checkpoints, Checkpoint(step, tensors, {"config": run.config.to_json()}), keep=2)
 
 
 def test_nothing_that_was_saved_is_lost_at_twenty_moments_of_kill(tmp_path):

@@ -5,24 +5,36 @@ environment.json    device, versions, commit, date, and where the data came from
 metrics.jsonl       one line for each report and each evaluation
 priors.json         what each position encoding learned, by lag
 result.json         the final numbers; it is there when the run is complete
+failure.json        why the run failed; it is there until the run is begun again
 checkpoints/        from which a run goes on
 
 A file that cannot be read raises a `ValueError` that names it and says what to do.
 """
 
-import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
-from uuid import uuid4
+from typing import Any
 
 from lagwise.lab.config import Config, difference_words
+from lagwise.lab.json_files import (
+    DRAFT,
+    Line,
+    add_line,
+    content_of,
+    make_folder,
+    read_if_there,
+    read_json,
+    replace_text,
+    unreadable,
+    with_all,
+    write_json,
+)
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
-PRIORS = "priors.json"
+PRIORS, FAILURE = "priors.json", "failure.json"
 
 FACTS = ("data", "device")
 """What is read of an environment."""
@@ -35,9 +47,6 @@ NUMBERS = (
 RESTORE = "restore it, or delete the folder and train the run anew"
 COMPUTE = f"delete {RESULT} and {PRIORS} and go on with the run, which computes them from its last checkpoint"
 MEND = "mend the line, or delete it"
-
-Line = dict[str, Any]
-Content = TypeVar("Content", dict[str, Any], list[Any])
 
 
 class Run:
@@ -54,8 +63,8 @@ class Run:
             run.check_same(config, environment["data"])
             return run
         make_folder(folder)
-        write(folder / ENVIRONMENT, environment)
-        write(folder / CONFIG, config.to_json())
+        write_json(folder / ENVIRONMENT, environment)
+        write_json(folder / CONFIG, config.to_json())
         return run
 
     @classmethod
@@ -143,7 +152,23 @@ class Run:
         """Writes the final numbers, and before them what the encodings learned, if that is known."""
         if priors is not None:
             replace_text(self.folder / PRIORS, json.dumps(priors) + "\n")
-        write(self.folder / RESULT, result)
+        write_json(self.folder / RESULT, result)
+
+    @property
+    def failure(self) -> str:
+        """Why the run is not complete."""
+        try:
+            stored = read_if_there(self.folder / FAILURE, dict) or {}
+        except ValueError as error:
+            return f"why is not known: {error}"
+        return stored.get("error", "it was stopped before its end")
+
+    def fail(self, words: str, details: str = "") -> None:
+        """Leaves the reason of a failure in the folder, if it holds a run."""
+        # A disk may be full, and the reason is told elsewhere too.
+        if self.exists:
+            with suppress(OSError):
+                write_json(self.folder / FAILURE, {"error": words, "traceback": details})
 
 
 def runs_in(folders: Iterable[Path]) -> list[Run]:
@@ -158,118 +183,9 @@ def is_same_place(one: str, other: str) -> bool:
     return one == other or (os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other))
 
 
-def missing(folder: Path) -> list[Path]:
-    """Returns a folder and those around it that are not there yet, innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Removes those of some folders that hold nothing, innermost first."""
-    for folder in folders:
-        # Only an empty folder can be removed so.
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def make_folder(path: Path) -> None:
-    """Makes a folder; raises with its name where none can be made."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{path} must be a folder, but cannot be made ({error.strerror}): choose another place") from error
-
-
-def read_json(path: Path, kind: type[Content], *, remedy: str = "") -> Content:
-    """Returns the content of a JSON file, which must be of a kind."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error.strerror, remedy) from error
-    return content_of(text, kind, path, remedy=remedy)
-
-
-def read_if_there(path: Path, kind: type[Content], *, remedy: str = "") -> Content | None:
-    """Returns the content of a JSON file, or None where there is no such file."""
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    return content_of(text, kind, path, remedy=remedy)
-
-
-def content_of(text: bytes, kind: type[Content], place: Path | str, *, remedy: str = "") -> Content:
-    """Returns the content of a text of JSON, which must be of a kind; `place` says where the text is from."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise unreadable(place, error, remedy) from error
-    if not isinstance(found, kind):
-        raise unreadable(place, f"expected is a {kind.__name__}, but it holds a {type(found).__name__}", remedy)
-    return found
-
-
-def with_all(names: Sequence[str], content: dict[str, Any], place: Path | str, *, remedy: str = "") -> dict[str, Any]:
-    """Returns the content of a place, which must have some names."""
-    if missing := [name for name in names if name not in content]:
-        raise unreadable(place, f"it has no {', '.join(missing)}", remedy)
-    return content
-
-
 def config_of(stored: Mapping[str, Any], place: Path | str, *, remedy: str = "") -> Config:
     """Returns the config of the fields that are stored in a place."""
     try:
         return Config.from_json(stored)
     except ValueError as error:
         raise unreadable(place, error, remedy) from error
-
-
-def unreadable(place: Path | str, reason: object, remedy: str = "") -> ValueError:
-    """Returns what to raise where something cannot be read."""
-    return ValueError(f"{place} cannot be read ({reason})" + (f": {remedy}" if remedy else ""))
-
-
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Says which file a full disk has no room for, and what to do: the error itself has no name."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        words = f"{os.strerror(error.errno)}, make room on the disk or raise its limit"
-        raise OSError(error.errno, words, str(path)) from error
-
-
-def add_line(path: Path, line: Line) -> None:
-    """Adds a line to a file of JSON lines; one before it that was cut off ends there."""
-    text = json.dumps(line).encode() + b"\n"
-    # In one piece, so that lines of several processes do not mix.
-    with writing(path), path.open("a+b", buffering=len(text) + 2) as file:
-        if size := file.seek(0, os.SEEK_END):
-            file.seek(size - 1)
-            text = text if file.read(1) == b"\n" else b"\n" + text
-        file.write(text)
-
-
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file, all of it or nothing."""
-    replace_text(path, json.dumps(content, indent=2) + "\n")
-
-
-DRAFT = ".part"
-"""How the names of files end that are not finished."""
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a text file, all of it or nothing, also where several processes write it."""
-    draft = path.with_name(f".{path.name}.{uuid4().hex}{DRAFT}")
-    try:
-        with writing(path):
-            draft.write_text(text, encoding="utf-8")
-            os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

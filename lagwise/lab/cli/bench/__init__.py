@@ -1,0 +1,17 @@
+"""The commands of `lagwise bench`, one file each."""
+
+import typer
+
+from lagwise.lab.cli.bench import attention, hf, linear, loop, models, plot
+from lagwise.lab.cli.console import help_of
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure speed and memory beside what people run without us.\n\nlagwise bench attention --quick",
+)
+
+
+for name, module in {
+    "attention": attention, "linear": linear, "hf": hf, "models": models, "loop": loop, "plot": plot,
+}.items():  # fmt: skip
+    app.command(name, help=help_of(module.command))(module.command)
