@@ -18,9 +18,9 @@ from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.store import Run
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.models import CausalModel, drawn, generate
-from lagwise.lab.tasks.streams import BYTE_END, BYTE_MASK
 from lagwise.lab.tasks.text.corpora import pieces_of
 from lagwise.lab.tasks.text.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
+from lagwise.lab.tasks.text.streams import BYTE_END, BYTE_MASK
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
 BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lagwise.errors import nearest
-
-if TYPE_CHECKING:
-    from lagwise.lab.config import Config
+from lagwise.lab.config import Config
 
 Batch: TypeAlias = dict[str, Tensor]
 Split: TypeAlias = Literal["train", "validation", "test"]
@@ -175,7 +173,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def model(self, config: "Config") -> nn.Module:
+    def model(self, config: Config) -> nn.Module:
         """Returns a model whose forward pass takes a batch (a dict of tensors) and returns its outputs."""
 
     @abstractmethod

@@ -21,10 +21,10 @@ from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, Batch, Classification, Facts, Sampling, Sequences, Split
 from lagwise.lab.tasks.files import fixed_order, write_whole
 from lagwise.lab.tasks.models import Pooling, encoder_of, pool, sides_of
-from lagwise.lab.tasks.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.streams import TOKENIZER
 from lagwise.lab.tasks.text.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
 from lagwise.lab.tasks.text.glue_sample import sample
+from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
+from lagwise.lab.tasks.text.streams import TOKENIZER
 from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
 
 if TYPE_CHECKING:

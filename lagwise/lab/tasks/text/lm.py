@@ -18,8 +18,9 @@ from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.lab.tasks.files import cache_folder, store, write_whole
 from lagwise.lab.tasks.models import CausalModel, MaskedModel, generate
-from lagwise.lab.tasks.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.streams import (
+from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
+from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
+from lagwise.lab.tasks.text.streams import (
     TOKENIZER,
     Alphabet,
     Stream,
@@ -31,7 +32,6 @@ from lagwise.lab.tasks.streams import (
     stream_of_bytes,
     train_tokenizer,
 )
-from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
 from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer
 
 if TYPE_CHECKING:

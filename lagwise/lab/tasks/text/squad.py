@@ -22,10 +22,10 @@ from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Facts, Sampling, Sequences, Split, Task
 from lagwise.lab.tasks.files import write_whole
 from lagwise.lab.tasks.models import encoder_of, sides_of
-from lagwise.lab.tasks.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.streams import TOKENIZER
+from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
 from lagwise.lab.tasks.text.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
+from lagwise.lab.tasks.text.streams import TOKENIZER
 from lagwise.lab.tasks.text.wordpiece import WORDS, Frame, loaded_tokenizer, piece_names, tokenizer_files, trained_tokenizer
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling
 from lagwise.lab.tasks.files import cache_folder, store, write_whole
 from lagwise.lab.tasks.lra.presets import largest_rate
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of, stack_options, with_features
-from lagwise.lab.tasks.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
 from lagwise.lab.tasks.text.lm import Perplexity
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, lines_of, read
 from lagwise.lab.tasks.text.sentences import first_layer_encoder
+from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lagwise.lab.tasks.files import cache_folder, write_whole
-from lagwise.lab.tasks.streams import SPECIAL, load_tokenizer, piece_vocabulary
+from lagwise.lab.tasks.text.streams import SPECIAL, load_tokenizer, piece_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
