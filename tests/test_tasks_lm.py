@@ -17,7 +17,8 @@ from lagwise.lab.config import Config, with_fields
 from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.store import Run
 from lagwise.lab.tasks.base import SPLITS, Sampling
-from lagwise.lab.tasks.models import CausalModel, drawn, generate
+from lagwise.lab.tasks.generation import draw_tokens, generate_tokens
+from lagwise.lab.tasks.models import CausalModel
 from lagwise.lab.tasks.text.corpora import pieces_of
 from lagwise.lab.tasks.text.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
 from lagwise.lab.tasks.text.streams import BYTE_END, BYTE_MASK
@@ -180,7 +181,7 @@ def test_generation_equals_teacher_forcing(fields, monkeypatch):
     seen, step = [], model.step
     monkeypatch.setattr(model, "step", lambda *given: seen.append(step(*given)) or seen[-1])
     prompts = torch.randint(256, (3, 5))
-    found = generate(model, prompts, Sampling(length=30, temperature=0.0))
+    found = generate_tokens(model, prompts, Sampling(length=30, temperature=0.0))
     whole = model({"tokens": found.tokens})[:, 4:-1]
     assert torch.allclose(torch.stack(seen, dim=1), whole, atol=1e-4)
     assert torch.equal(whole.argmax(2), found.tokens[:, 5:]) and torch.equal(found.tokens[:, :5], prompts)
@@ -189,7 +190,7 @@ def test_generation_equals_teacher_forcing(fields, monkeypatch):
 
 def test_generation_is_a_function_of_the_seed():
     model, prompts = model_of(LanguageModel()), torch.full((2, 1), BYTE_END)
-    first, again, other = (generate(model, prompts, Sampling(length=20, seed=seed)).tokens for seed in (1, 1, 2))
+    first, again, other = (generate_tokens(model, prompts, Sampling(length=20, seed=seed)).tokens for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other) and not torch.equal(first[0], first[1])
 
 
@@ -202,31 +203,31 @@ def test_invalid_tokens_are_never_drawn_and_rows_end():
         seen.append(tokens.shape[1])
         return odd.expand(len(tokens), -1)
 
-    tokens = generate(model, prompts, Sampling(length=40), allowed=allowed).tokens
+    tokens = generate_tokens(model, prompts, Sampling(length=40), allowed=allowed).tokens
     assert bool((tokens % 2 == 1).all()) and seen == list(range(1, 40))
 
     def ending(tokens):
         return torch.arange(256).expand(len(tokens), -1) == (253 if tokens.shape[1] > 5 else 7)
 
-    found = generate(model, prompts, Sampling(length=40), allowed=ending, end=253)
+    found = generate_tokens(model, prompts, Sampling(length=40), allowed=ending, end=253)
     assert found.tokens.tolist() == [[BYTE_END, 7, 7, 7, 7, 7, 253]] * 4
 
     def first_row_ends(tokens):
         wanted = torch.where(torch.arange(4) == 0, 253, 7)
         return torch.arange(256) == wanted[:, None]
 
-    found = generate(model, prompts, Sampling(length=6), allowed=first_row_ends, end=253)
+    found = generate_tokens(model, prompts, Sampling(length=6), allowed=first_row_ends, end=253)
     assert found.tokens[0].tolist() == [BYTE_END, *[253] * 5] and found.tokens[1].tolist() == [BYTE_END, *[7] * 5]
     with pytest.raises(ValueError, match="allowed must leave at least one token"):
-        generate(model, prompts, Sampling(length=4), allowed=lambda x: torch.zeros(4, 256, dtype=torch.bool))
+        generate_tokens(model, prompts, Sampling(length=4), allowed=lambda x: torch.zeros(4, 256, dtype=torch.bool))
 
 
 def test_the_nucleus_and_the_temperature():
     scores = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, -1)
     draws = torch.Generator().manual_seed(0)
-    shares = drawn(scores, Sampling(nucleus=0.7), draws).bincount(minlength=4) / 4000
+    shares = draw_tokens(scores, Sampling(nucleus=0.7), draws).bincount(minlength=4) / 4000
     assert shares[2:].tolist() == [0.0, 0.0] and float(shares[0]) == pytest.approx(0.625, abs=0.03)
-    shares = drawn(scores, Sampling(temperature=0.5), draws).bincount(minlength=4) / 4000
+    shares = draw_tokens(scores, Sampling(temperature=0.5), draws).bincount(minlength=4) / 4000
     assert float(shares[0]) == pytest.approx(0.25 / 0.365, abs=0.03)
 
 
@@ -240,7 +241,7 @@ def test_the_nucleus_and_the_temperature():
 )
 def test_sampling_that_cannot_be(changes, message):
     with pytest.raises(ValueError, match=message):
-        generate(model_of(LanguageModel()), torch.zeros(1, 1, dtype=torch.int64), Sampling(**changes))
+        generate_tokens(model_of(LanguageModel()), torch.zeros(1, 1, dtype=torch.int64), Sampling(**changes))
 
 
 @pytest.mark.parametrize(
@@ -497,4 +498,4 @@ def test_a_model_in_training_is_not_drawn_from():
     model = model_of(LanguageModel()).train()
     assert isinstance(model, CausalModel)
     with pytest.raises(ValueError, match="model must be in evaluation mode"):
-        generate(model, torch.zeros(1, 1, dtype=torch.int64), Sampling())
+        generate_tokens(model, torch.zeros(1, 1, dtype=torch.int64), Sampling())

@@ -18,7 +18,7 @@ from lagwise.feature_maps import Favor
 from lagwise.lab.cli import app
 from lagwise.lab.config import Config, with_fields
 from lagwise.lab.tasks.base import SPLITS, Sampling
-from lagwise.lab.tasks.models import generate
+from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.music.midi import (
     Grammar,
     StoredRemi,
@@ -355,7 +355,7 @@ def test_what_is_generated_obeys_the_grammar_and_equals_teacher_forcing(name, fi
     prompts = torch.tensor([task.prompt("test:0:1")[0]] * 2)
     sampling = Sampling(length=prompts.shape[1] + 40, temperature=1.5, nucleus=0.95, seed=4)
     drawn = [
-        generate(model, prompts, sampling, allowed=Grammar(task.notation, 2, torch.device("cpu")), end=task.notation.end)
+        generate_tokens(model, prompts, sampling, allowed=Grammar(task.notation, 2, torch.device("cpu")), end=task.notation.end)
         for _ in range(2)
     ]
     tokens = drawn[0].tokens

@@ -20,7 +20,8 @@ from torchmetrics import Metric
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.lab.tasks.models import CausalModel, generate
+from lagwise.lab.tasks.generation import generate_tokens
+from lagwise.lab.tasks.models import CausalModel
 from lagwise.lab.tasks.music.midi import (
     Grammar,
     Notation,
@@ -267,7 +268,7 @@ class Music(Task):
         device = next(model.parameters()).device
         prompts = torch.tensor([given] * sampling.count, device=device)
         grammar = Grammar(self.notation, sampling.count, device)
-        found = generate(model, prompts, sampling, allowed=grammar, end=self.notation.end)
+        found = generate_tokens(model, prompts, sampling, allowed=grammar, end=self.notation.end)
         rows, nlls = [], []
         for row, nats in zip(found.tokens.tolist(), -found.log_probabilities, strict=True):
             size = row.index(self.notation.end) + 1 if self.notation.end in row else len(row)

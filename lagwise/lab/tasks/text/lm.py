@@ -17,7 +17,8 @@ from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
 from lagwise.lab.tasks.files import cache_folder, store, write_whole
-from lagwise.lab.tasks.models import CausalModel, MaskedModel, generate
+from lagwise.lab.tasks.generation import generate_tokens
+from lagwise.lab.tasks.models import CausalModel, MaskedModel
 from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
 from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.lab.tasks.text.streams import (
@@ -247,7 +248,7 @@ class LanguageModel(Task):
         start = [self.alphabet.end, *self.codes(prompt or "")]
         device = next(model.parameters()).device
         prompts = torch.tensor([start] * sampling.count, device=device)
-        found = generate(model, prompts, sampling, end=self.alphabet.end)
+        found = generate_tokens(model, prompts, sampling, end=self.alphabet.end)
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"text-{number}.txt" for number in range(sampling.count)]
         for path, row in zip(paths, found.tokens.tolist(), strict=True):

@@ -14,14 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-import lagwise
-from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.lab.tasks.files import binary_label, filled, fixed_order, from_hub, required_file, rows
 from lagwise.lab.tasks.lra.byte_text import Text, read
-from lagwise.lab.tasks.models import encoder_of, pool, stack_options
+from lagwise.lab.tasks.models import encoder_of, pool
 from lagwise.lab.tasks.text.glue import FIRST_STD, SHARE, Sst2
 from lagwise.lab.tasks.text.glue_files import columns_of, first_line, part_file
 from lagwise.lab.tasks.text.glue_sample import sample_texts
@@ -158,23 +156,12 @@ class WordClassifier(nn.Module):
             self.embedding = nn.Embedding.from_pretrained(table, freeze=options.frozen)
         self.norm = nn.LayerNorm(config.dim) if vectors is None else nn.Identity()
         self.dropout = nn.Dropout(options.input_dropout)
-        self.encoder = first_layer_encoder(config) if options.first_only else encoder_of(config)
+        self.encoder = encoder_of(config, first_only=options.first_only)
         self.choice = nn.Linear(config.dim, classes)
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch classes"]:
         x = self.dropout(self.norm(self.embedding(batch["tokens"])))
         return self.choice(pool(self.encoder(x, lengths=batch["lengths"]), batch["lengths"], "last"))
-
-
-def first_layer_encoder(config: Config) -> lagwise.nn.Encoder:
-    """Returns the stack of layers of a config, of which the first one alone has the encoding; absolute ones are there anyway."""
-    if config.per_layer or config.tied:
-        raise ValueError("first_only must be false where layers share weights or have encodings of their own, but is true")
-    if ENCODINGS[config.encoding].absolute:
-        return encoder_of(config)
-    options = stack_options(config, causal=False)
-    options["encoding"] = [options["encoding"], *(NoEncoding() for _ in range(config.layers - 1))]
-    return lagwise.nn.Encoder(config.dim, **options)
 
 
 class Folded(Sentences):

@@ -15,18 +15,16 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 import lagwise
-from lagwise.encodings import ENCODINGS, NoEncoding
 from lagwise.errors import require_sizes
 from lagwise.extras import install_command
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
 from lagwise.lab.tasks.files import cache_folder, store, write_whole
 from lagwise.lab.tasks.lra.presets import largest_rate
-from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of, stack_options, with_features
+from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
 from lagwise.lab.tasks.text.lm import Perplexity
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, lines_of, read
-from lagwise.lab.tasks.text.sentences import first_layer_encoder
 from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
 
 if TYPE_CHECKING:
@@ -368,8 +366,8 @@ class Translator(TokenModel):
     def __init__(self, config: Config, *, symbols: int, end: int, first_only: bool = False):
         super().__init__(config, symbols=symbols)
         self.end = end
-        self.encoder = first_layer_encoder(config) if first_only else encoder_of(config)
-        self.decoder = first_layer_decoder(config) if first_only else decoder_of(config, cross=True)
+        self.encoder = encoder_of(config, first_only=first_only)
+        self.decoder = decoder_of(config, cross=True, first_only=first_only)
 
     def forward(self, batch: Batch, search: Search | None = None) -> Float[Tensor, "tokens symbols"] | list[Translation]:
         """Returns the scores of the target's tokens; with a search, translations instead, which need no target."""
@@ -387,15 +385,6 @@ class Translator(TokenModel):
     def context(self, batch: Batch) -> Float[Tensor, "batch time dim"]:
         """Returns one vector for each token of the source."""
         return self.encoder(self.embedding(batch["tokens"]), lengths=batch["lengths"])
-
-
-def first_layer_decoder(config: Config) -> lagwise.nn.Decoder:
-    """Returns the decoder that belongs to `first_layer_encoder`."""
-    if ENCODINGS[config.encoding].absolute:
-        return decoder_of(config, cross=True)
-    options = stack_options(config, causal=True)
-    options["encoding"] = [options["encoding"], *(NoEncoding() for _ in range(config.layers - 1))]
-    return with_features(lagwise.nn.Decoder(config.dim, cross=True, **options), config.features)
 
 
 class Decoding:
