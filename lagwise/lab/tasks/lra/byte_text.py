@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
-from lagwise.lab.tasks.files import binary_label, file_of, filled, fixed_order, from_hub, required_file, rows
+from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, from_hub, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
 from lagwise.lab.tasks.models import Classifier
 
@@ -133,11 +133,11 @@ def read(data: Path | str, part: str) -> list[Labelled]:
         found = from_hub(Text.facts.hub, part)
         return [Labelled(text.encode(), label) for text, label in zip(found["text"], found["label"], strict=True)]
     folder = Path(data) / part
-    if folder.is_dir() and file_of(data, f"{part}.tsv") is None:
+    if folder.is_dir() and find_file(data, f"{part}.tsv") is None:
         return [review for label, name in enumerate(("neg", "pos")) for review in read_folder(folder / name, label)]
-    table = rows(required_file(data, f"{part}.tsv", SOURCE), *COLUMNS)
+    table = table_rows(required_file(data, f"{part}.tsv", SOURCE), *COLUMNS)
     return [
-        Labelled(filled(place, text), binary_label(place, label))
+        Labelled(nonempty(place, text), binary_label(place, label))
         for place, (label, key, text) in table
         if (label, key) != (b"label", b"id")
     ]
@@ -148,7 +148,7 @@ def read_folder(folder: Path, label: int) -> list[Labelled]:
     paths = sorted(folder.glob("*.txt"))
     if not paths:
         raise ValueError(f"data must be a folder with reviews in {folder}, but there is no .txt file: {SOURCE}")
-    return [Labelled(filled(f"{path}, line 1", path.read_bytes()), label) for path in paths]
+    return [Labelled(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
 
 
 def mixed(texts: Sequence[Labelled]) -> list[Labelled]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Split, Tensors
-from lagwise.lab.tasks.files import from_hub, picture, pixels_of
+from lagwise.lab.tasks.files import from_hub, pixels_of, read_picture
 from lagwise.lab.tasks.lra.presets import presets, suited_options
 from lagwise.lab.tasks.models import Classifier, Pooling
 
@@ -189,7 +189,7 @@ def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
 
 def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
     """Returns the pictures of a sheet, one in each row."""
-    found = grey(picture(path, "RGB"))
+    found = grey(read_picture(path, "RGB"))
     if found.shape[1] not in (PIXELS, SIDE) or found.numel() % PIXELS:
         raise ValueError(
             f"{path}: has {found.shape[0]} rows of {found.shape[1]} pixels, but expected is a picture in each row of {PIXELS}, "

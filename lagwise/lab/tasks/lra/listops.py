@@ -15,7 +15,7 @@ from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
-from lagwise.lab.tasks.files import cache_folder, required_file, rows, store
+from lagwise.lab.tasks.files import cache_folder, cached_tensors, required_file, table_rows
 from lagwise.lab.tasks.lra.presets import largest_rate, presets
 from lagwise.lab.tasks.models import Classifier
 
@@ -127,7 +127,7 @@ def expressions(path: Path) -> Sequences:
     The round brackets of the official files repeat what the square ones say, and are left out.
     """
     tokens, label = [], []
-    for place, (source, target) in rows(path, "Source", "Target"):
+    for place, (source, target) in table_rows(path, "Source", "Target"):
         if (source, target) == (b"Source", b"Target"):
             continue
         tokens.append(torch.tensor(coded(place, source), dtype=torch.uint8))
@@ -189,13 +189,10 @@ class Generated(Examples):
         """Returns some examples that follow each other, which are made if they are not stored yet."""
         if number not in self.blocks:
             path = self.folder / f"{self.split}-{number}.pt"
-            if not path.exists():
-                store(path, self.made(number))
-            stored = torch.load(path, weights_only=True, mmap=True)
-            self.blocks[number] = Sequences(stored["tokens"], stored["ends"], label=stored["label"])
+            self.blocks[number] = Sequences(**cached_tensors(path, lambda: self.make_block(number)))
         return self.blocks[number]
 
-    def made(self, number: int) -> dict[str, Tensor]:
+    def make_block(self, number: int) -> dict[str, Tensor]:
         """Makes the examples of a block."""
         stream = noise.bits(torch.tensor(self.seed), SPLITS.index(self.split))
         roots = accepted(noise.bits(stream, torch.arange(number * BLOCK, (number + 1) * BLOCK)), self.grammar)

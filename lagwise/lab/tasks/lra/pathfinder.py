@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.lab.tasks.base import SPLITS, Facts, Split
-from lagwise.lab.tasks.files import binary_label, fixed_order, picture
+from lagwise.lab.tasks.files import binary_label, fixed_order, read_picture
 from lagwise.lab.tasks.lra.image import PIXELS, SIDE, Pictures, PixelTask
 from lagwise.lab.tasks.lra.presets import presets
 
@@ -102,7 +102,7 @@ def read_level(level: Path) -> Pictures:
 
 def pixels(path: Path) -> Tensor:
     """Returns the pixels of a picture of the right size, row by row."""
-    image = picture(path, "L")
+    image = read_picture(path, "L")
     if image.shape != (SIDE, SIDE):
         raise ValueError(f"{path} must have {SIDE} x {SIDE} pixels, but has {image.shape[1]} x {image.shape[0]}")
     return image.flatten()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
-from lagwise.lab.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
+from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, packed
 from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
 from lagwise.lab.tasks.models import Classifier, Pooling
@@ -148,7 +148,7 @@ class Retrieval(Classification):
 def read(folder: Path, split: Split) -> Pairs:
     """Returns the pairs of a split of the official files, or of the substitute where there are none."""
     official = f"new_aan_pairs.{PARTS[split]}.tsv"
-    if file_of(folder, official) is None and file_of(folder, "docs.tsv") is not None:
+    if find_file(folder, official) is None and find_file(folder, "docs.tsv") is not None:
         warnings.warn(
             f"{folder} holds links between articles, a SUBSTITUTE for the retrieval task: no published number compares with it",
             stacklevel=2,
@@ -161,9 +161,9 @@ def read_official(path: Path) -> Pairs:
     """Returns the pairs of an official file, each document once."""
     numbers: dict[bytes, int] = {}
     members, labels = [], []
-    for place, (label, _, _, *texts) in rows(path, *COLUMNS):
+    for place, (label, _, _, *texts) in table_rows(path, *COLUMNS):
         labels.append(binary_label(place, label))
-        members.append([numbers.setdefault(filled(place, text), len(numbers)) for text in texts])
+        members.append([numbers.setdefault(nonempty(place, text), len(numbers)) for text in texts])
     return Pairs(list(numbers), torch.tensor(members), torch.tensor(labels))
 
 
@@ -171,13 +171,13 @@ def read_substitute(folder: Path, part: str) -> Pairs:
     """Returns the pairs of a part of the substitute."""
     documents: list[bytes] = []
     numbers: dict[bytes, int] = {}
-    for place, (key, _, text) in rows(required_file(folder, "docs.tsv", SOURCE), "id", "title", "text"):
+    for place, (key, _, text) in table_rows(required_file(folder, "docs.tsv", SOURCE), "id", "title", "text"):
         if key in numbers:
             raise ValueError(f"{place}: the id {key.decode()} was there before, but expected is a new one in each line")
         numbers[key] = len(documents)
-        documents.append(filled(place, text))
+        documents.append(nonempty(place, text))
     members, labels = [], []
-    for place, (label, *keys) in rows(required_file(folder, f"pairs.{part}.tsv", SOURCE), "label", "id1", "id2"):
+    for place, (label, *keys) in table_rows(required_file(folder, f"pairs.{part}.tsv", SOURCE), "label", "id1", "id2"):
         for key in keys:
             if key not in numbers:
                 raise ValueError(f"{place}: the id {key.decode()} is unknown, but expected is one of docs.tsv")

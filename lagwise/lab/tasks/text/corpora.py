@@ -1,9 +1,6 @@
 """Texts for language modelling: read from files or the Hub, divided into documents and splits, and a sample of our own."""
 
-import gzip
-import lzma
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +10,7 @@ import numpy as np
 import torch
 
 from lagwise.lab.tasks.base import HUB, SPLITS, Split
-from lagwise.lab.tasks.files import OPENERS, from_hub, opened, required_file
+from lagwise.lab.tasks.files import OPENERS, from_hub, open_bytes, required_file
 
 if TYPE_CHECKING:
     from lagwise.lab.tasks.text.lm import LanguageModelOptions
@@ -47,11 +44,8 @@ def from_wikitext(split: Split) -> str:
 
 def text_of(path: Path) -> str:
     """Returns the text of a file, plain or compressed; bytes that are no UTF-8 raise."""
-    try:
-        with opened(path) as file:
-            raw = file.read()
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
+    with open_bytes(path) as file:
+        raw = file.read()
     try:
         return raw.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:

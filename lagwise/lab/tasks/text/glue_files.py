@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lagwise.lab.tasks.files import file_of, from_hub, opened, required_file, rows
+from lagwise.lab.tasks.files import find_file, from_hub, open_bytes, required_file, table_rows
 
 HUB_NAME = "nyu-mll/glue"
 SOURCE = "get the tasks from https://gluebenchmark.com/tasks and give the folder that has a folder for each of them"
@@ -86,7 +86,7 @@ def file_items(layout: Layout, data: Path | str, part: str, *, labelled: bool) -
 def part_file(layout: Layout, data: Path | str, part: str) -> Path:
     """Returns an official file, in the folder of all tasks or in that of one."""
     name, folder = f"{part}.tsv", Path(data) / layout.folder
-    alone = file_of(folder, name) is None and file_of(data, name) is not None
+    alone = find_file(folder, name) is None and find_file(data, name) is not None
     return required_file(data if alone else folder, name, SOURCE)
 
 
@@ -99,7 +99,7 @@ def columns_of(
     if missing:
         raise ValueError(f"{path}, line 1: has no column {missing[0]!r}, but expected are {', '.join(wanted)}")
     places = [header.index(name) for name in wanted]
-    table = rows(path, *header, broken=broken)
+    table = table_rows(path, *header, broken=broken)
     if not names:
         next(table)
     for place, fields in table:
@@ -108,7 +108,7 @@ def columns_of(
 
 def first_line(path: Path) -> list[str]:
     """Returns the names of the columns of a table."""
-    with opened(path) as file:
+    with open_bytes(path) as file:
         # One of the official files begins with a mark of its byte order.
         line = file.readline().removeprefix(b"\xef\xbb\xbf")
     return [decoded(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]

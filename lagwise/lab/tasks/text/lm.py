@@ -16,7 +16,7 @@ from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.lab.tasks.files import cache_folder, store, write_whole
+from lagwise.lab.tasks.files import cache_folder, cached_tensors, write_whole
 from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.models import CausalModel, MaskedModel
 from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
@@ -27,10 +27,10 @@ from lagwise.lab.tasks.text.streams import (
     Stream,
     alphabet_of,
     alphabet_of_bytes,
-    digest,
-    encoded,
+    encode_bytes,
+    encode_stream,
     load_tokenizer,
-    stream_of_bytes,
+    text_digest,
     train_tokenizer,
 )
 from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer
@@ -185,7 +185,7 @@ class LanguageModel(Task):
             if path.is_file():
                 return load_tokenizer(path)
         size = self.options.vocabulary or DEFAULT_VOCABULARY
-        path = cache_folder() / "lm" / f"{digest(self.options.tokens, size, *self.pieces['train'])}-{TOKENIZER}"
+        path = cache_folder() / "lm" / f"{text_digest(self.options.tokens, size, *self.pieces['train'])}-{TOKENIZER}"
         if not path.is_file():
             trained = train_tokenizer(self.options.tokens, size, self.pieces["train"])
             write_whole(path, trained.to_str())
@@ -199,16 +199,14 @@ class LanguageModel(Task):
     def stream(self, split: Split) -> Stream:
         """Returns the tokens of a split; those of tokenizers are made once and stored in the cache."""
         if split not in self._streams:
-            packed = self.options.packed
+            packed, documents = self.options.packed, self.pieces[split]
             if self.options.tokens == "bytes":
-                self._streams[split] = stream_of_bytes(self.pieces[split], packed)
+                self._streams[split] = encode_bytes(documents, packed)
             else:
-                key = digest(packed, self.tokenizer.to_str(), *self.pieces[split])
-                path = cache_folder() / "lm" / f"{key}.pt"
-                if not path.exists():
-                    made = encoded(self.tokenizer, self.pieces[split], self.alphabet.end, packed)
-                    store(path, {"tokens": made[0], "sizes": made[1]})
-                self._streams[split] = Stream(**torch.load(path, weights_only=True, mmap=True))
+                path = cache_folder() / "lm" / f"{text_digest(packed, self.tokenizer.to_str(), *documents)}.pt"
+                self._streams[split] = Stream(
+                    **cached_tensors(path, lambda: encode_stream(self.tokenizer, documents, self.alphabet.end, packed)._asdict())
+                )
         return self._streams[split]
 
     def examples(self, split: Split, length: int | None = None) -> "Rows":

@@ -1,9 +1,6 @@
 """Questions on articles: the official files of SQuAD 1.1, and a sample of our own."""
 
-import gzip
 import json
-import lzma
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -13,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from lagwise.lab.tasks.base import HUB
-from lagwise.lab.tasks.files import from_hub, opened, required_file
+from lagwise.lab.tasks.files import from_hub, open_bytes, required_file
 
 ON_THE_HUB = "rajpurkar/squad"
 
@@ -61,14 +58,12 @@ def read(data: Path | str, name: str) -> list[Article]:
 def json_of(path: Path) -> Any:
     """Returns the content of a JSON file, plain or compressed."""
     try:
-        with opened(path) as file:
+        with open_bytes(path) as file:
             return json.loads(file.read())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}, but expected is a JSON file of SQuAD 1.1") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}, line 1: the text is not UTF-8 ({error}), but expected is a JSON file of SQuAD 1.1") from error
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
 
 
 def field(place: str, entry: Any, name: str, kind: type) -> Any:

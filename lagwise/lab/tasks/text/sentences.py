@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
-from lagwise.lab.tasks.files import binary_label, filled, fixed_order, from_hub, required_file, rows
+from lagwise.lab.tasks.files import binary_label, fixed_order, from_hub, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.byte_text import Text, read
 from lagwise.lab.tasks.models import encoder_of, pool
 from lagwise.lab.tasks.text.glue import FIRST_STD, SHARE, Sst2
@@ -200,7 +200,7 @@ class Folded(Sentences):
 
 def lines(path: Path, label: int) -> list[Labelled]:
     """Returns the sentences of a file of one class; these old files are in Latin-1."""
-    return [Labelled(filled(place, line.strip()).decode("latin-1"), label) for place, (line,) in rows(path, "sentence")]
+    return [Labelled(nonempty(place, line.strip()).decode("latin-1"), label) for place, (line,) in table_rows(path, "sentence")]
 
 
 def hub_sentences(name: str, split: str) -> list[Labelled]:
@@ -405,7 +405,7 @@ class Trec(Sentences):
 def questions(path: Path) -> list[Labelled]:
     """Returns the questions of a file with `COARSE:fine question` in each line, in Latin-1."""
     found = []
-    for place, (line,) in rows(path, "COARSE:fine question"):
+    for place, (line,) in table_rows(path, "COARSE:fine question"):
         label, _, text = line.decode("latin-1").partition(" ")
         coarse, colon, _ = label.partition(":")
         if coarse not in Trec.kinds or not colon or not text.strip():

@@ -139,10 +139,10 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         raise ValueError(f"{path} must be a tokenizer of the tokenizers library, but cannot be read: {error}") from error
 
 
-def stream_of_bytes(documents: Sequence[str], packed: bool) -> Stream:
+def encode_bytes(documents: Sequence[str], packed: bool) -> Stream:
     """Returns texts as bytes, with an end before each, or before the first alone where they are not packed.
 
-    >>> stream_of_bytes(["a", "b"], packed=True).tokens.tolist()
+    >>> encode_bytes(["a", "b"], packed=True).tokens.tolist()
     [255, 97, 255, 98, 255]
     """
     mark = bytes([BYTE_END])
@@ -150,8 +150,8 @@ def stream_of_bytes(documents: Sequence[str], packed: bool) -> Stream:
     return Stream(torch.frombuffer(bytearray(mark + joined + mark), dtype=torch.uint8), None)
 
 
-def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: bool) -> tuple[Tensor, Tensor]:
-    """Returns the tokens of texts as `stream_of_bytes` does, and the bytes of each, which add up to those of the texts."""
+def encode_stream(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: bool) -> Stream:
+    """Returns the tokens of texts as `encode_bytes` does, and the bytes of each, which add up to those of the texts."""
     tokens, sizes = [np.array([end])], [np.array([0])]
     for start in range(0, len(documents), ENCODED):
         some = documents[start : start + ENCODED]
@@ -167,7 +167,7 @@ def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: 
     if not packed:
         tokens.append(np.array([end]))
         sizes.append(np.array([0]))
-    return torch.from_numpy(np.concatenate(tokens).astype(np.int32)), torch.from_numpy(np.concatenate(sizes).astype(np.int32))
+    return Stream(*(torch.from_numpy(np.concatenate(column).astype(np.int32)) for column in (tokens, sizes)))
 
 
 def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:
@@ -183,7 +183,7 @@ def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:
     return np.diff(reached, prepend=0), len(raw) - (int(reached[-1]) if len(reached) else 0)
 
 
-def digest(*parts: Any) -> str:
+def text_digest(*parts: Any) -> str:
     """Returns digits that tell texts and options apart."""
     found = hashlib.sha256(json.dumps(VERSION).encode())
     for part in parts:

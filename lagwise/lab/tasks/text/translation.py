@@ -19,13 +19,13 @@ from lagwise.errors import require_sizes
 from lagwise.extras import install_command
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
-from lagwise.lab.tasks.files import cache_folder, store, write_whole
+from lagwise.lab.tasks.files import cache_folder, cached_tensors, write_whole
 from lagwise.lab.tasks.lra.presets import largest_rate
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
 from lagwise.lab.tasks.text.lm import Perplexity
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, lines_of, read
-from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, digest, load_tokenizer, special_token, train_tokenizer
+from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, load_tokenizer, special_token, text_digest, train_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -175,7 +175,7 @@ class Translate(Task):
             if place is not None and (place / TOKENIZER).is_file():
                 return load_tokenizer(place / TOKENIZER)
         texts = [*self.texts("train").source, *self.texts("train").target]
-        path = cache_folder() / "translation" / f"{digest(self.options.vocabulary, *texts)}-{TOKENIZER}"
+        path = cache_folder() / "translation" / f"{text_digest(self.options.vocabulary, *texts)}-{TOKENIZER}"
         if not path.is_file():
             write_whole(path, train_tokenizer("bpe", self.options.vocabulary, texts).to_str())
         return load_tokenizer(path)
@@ -187,11 +187,9 @@ class Translate(Task):
 
     def side(self, texts: Sequence[str]) -> Sequences:
         """Returns sentences as tokens, which are made once and stored in the cache."""
-        path = cache_folder() / "translation" / f"{digest(self.tokenizer.to_str(), *texts)}.pt"
-        if not path.exists():
-            tokens, ends = encoded(self.tokenizer, texts, self.end)
-            store(path, {"tokens": tokens, "ends": ends})
-        return Sequences(**torch.load(path, weights_only=True, mmap=True), padding=self.end)
+        path = cache_folder() / "translation" / f"{text_digest(self.tokenizer.to_str(), *texts)}.pt"
+        made = cached_tensors(path, lambda: encode_sentences(self.tokenizer, texts, self.end))
+        return Sequences(**made, padding=self.end)
 
     def examples(self, split: Split, length: int | None = None) -> "Buckets":
         length = self.options.length if length is None else length
@@ -272,8 +270,8 @@ class Translate(Task):
         translations = [""] * len(lines)
         if not filled:
             return translations
-        tokens, ends = encoded(self.tokenizer, [lines[number] for number in filled], self.end)
-        source = Sequences(tokens, ends, padding=self.end)
+        tokens = encode_sentences(self.tokenizer, [lines[number] for number in filled], self.end)
+        source = Sequences(**tokens, padding=self.end)
         longest = int(source.sizes.max())
         if longest > self.options.length:
             raise ValueError(f"sentences must have at most {self.options.length} tokens, but one has {longest}: split it")
@@ -472,12 +470,12 @@ class TokenPerplexity(Perplexity):
 # Tokens
 
 
-def encoded(tokenizer: "Tokenizer", texts: Sequence[str], end: int) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " texts"]]:
-    """Returns the tokens of sentences end to end, each with an end behind it, and where each sentence is over."""
+def encode_sentences(tokenizer: "Tokenizer", texts: Sequence[str], end: int) -> dict[str, Any]:
+    """Returns the `tokens` of sentences end to end, each with an end behind it, and where each sentence `ends`."""
     parts = [
         np.array([*found.ids, end], dtype=np.int32)
         for start in range(0, len(texts), ENCODED)
         for found in tokenizer.encode_batch(list(texts[start : start + ENCODED]), add_special_tokens=False)
     ]
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(ends)
+    return {"tokens": torch.from_numpy(np.concatenate(parts)), "ends": torch.from_numpy(ends)}

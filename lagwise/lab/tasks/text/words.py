@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lagwise.lab.tasks.files import opened
+from lagwise.lab.tasks.files import open_bytes
 
 PADDING, UNKNOWN = 0, 1
 """Two tokens before those of the words."""
@@ -60,7 +60,7 @@ def read_vectors(path: Path | str, wanted: Set[str]) -> tuple[list[str], Float[T
         raise ValueError(f"vectors must be a file with a word and its numbers in each line, but {path} is none")
     found: dict[str, list[float]] = {}
     width = 0
-    with opened(path) as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             line = line.rstrip()
             size = line.count(b" ")
