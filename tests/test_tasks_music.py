@@ -35,7 +35,7 @@ from lagwise.lab.tasks.music.midi import (
 )
 from lagwise.lab.tasks.music.modelling import Groove, Piano, stretches_of
 from lagwise.lab.tasks.music.music_files import store_pieces
-from lagwise.lab.tasks.music.music_sample import add_track, sample, sample_drums, sample_piano
+from lagwise.lab.tasks.music.music_sample import add_track, sample_drums, sample_piano, sample_pieces
 from lagwise.lens import styles_by_quarter
 
 SILENT = "no synthesiser is installed"
@@ -79,14 +79,14 @@ def store(folder, **changes):
 def midi_folder(tmp_path):
     for split in SPLITS:
         (tmp_path / split).mkdir()
-        for number, score in enumerate(sample(split, sample_piano)[:2]):
+        for number, score in enumerate(sample_pieces(split, sample_piano)[:2]):
             score.dump_midi(tmp_path / split / f"{number}.mid")
     return tmp_path
 
 
 def groove_files(rows=None):
     """Returns the members of a small Groove MIDI Dataset: three beats and a fill."""
-    score = sample("train", sample_drums)[0]
+    score = sample_pieces("train", sample_drums)[0]
     rows = rows or [("a/1.mid", "train", "beat"), ("a/2.mid", "validation", "beat"), ("b/3.mid", "test", "beat"),
                     ("b/4.mid", "train", "fill")]  # fmt: skip
     table = "drummer,midi_filename,split,beat_type\n" + "".join(f"drummer1,{','.join(row)}\n" for row in rows)
@@ -128,7 +128,7 @@ def test_tokens_become_the_notes_that_they_were(name):
     assert task.notation.tokens(score) == tokens[:-1]
     assert {track.is_drum for track in score.tracks} == {"piano": {False}, "groove": {True}, "band": {True, False}}[name]
     if make is not None:
-        was, found = notes_of(sample("test", make)[0]), notes_of(score)
+        was, found = notes_of(sample_pieces("test", make)[0]), notes_of(score)
         np.testing.assert_allclose(found.onsets, was.onsets)
         assert found.pitches.tolist() == was.pitches.tolist()
 
@@ -228,7 +228,7 @@ def test_midi_files_are_read_in_their_folders_or_shared_out(midi_folder, tmp_pat
         assert np.array_equal(task.pieces(split)[1].tokens, own.pieces(split)[1].tokens)
     other = tmp_path / "other"
     other.mkdir()
-    for number, score in enumerate(sample("train", sample_piano)[:10]):
+    for number, score in enumerate(sample_pieces("train", sample_piano)[:10]):
         score.dump_midi(other / f"{number}.mid")
     names = {split: {piece.name for piece in Piano(other).pieces(split)} for split in SPLITS}
     assert [len(names[split]) for split in SPLITS] == [8, 1, 1] and len(set().union(*names.values())) == 10

@@ -16,7 +16,7 @@ from lagwise.lab.config import Config, with_fields
 from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
-from lagwise.lab.tasks.text.questions import Asked, divided, read, sample
+from lagwise.lab.tasks.text.questions import Asked, divide_articles, read_articles, sample_articles
 from lagwise.lab.tasks.text.squad import SpanMetric, Squad, best_spans, masked
 
 SMALL = {"dim": 32, "layers": 1, "heads": 2, "batch": 16, "rate": 5e-3, "dropout": 0.0}
@@ -255,10 +255,10 @@ def test_processes_put_their_spans_together():
 def test_files_may_be_compressed(folder):
     (folder / "dev-v1.1.json").rename(folder / "plain")
     (folder / "dev-v1.1.json.xz").write_bytes(lzma.compress((folder / "plain").read_bytes()))
-    assert read(folder, "dev-v1.1.json") == read(folder, "train-v1.1.json")
+    assert read_articles(folder, "dev-v1.1.json") == read_articles(folder, "train-v1.1.json")
     (folder / "dev-v1.1.json.xz").write_bytes(lzma.compress(b"{}" * 500)[:-20])
     with pytest.raises(ValueError, match=r"dev-v1.1.json.xz must be a whole compressed file, but cannot be read"):
-        read(folder, "dev-v1.1.json")
+        read_articles(folder, "dev-v1.1.json")
 
 
 def damaged(change):
@@ -317,7 +317,7 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
             "id": each.key, "title": article.title, "context": each.context, "question": each.text,
             "answers": {"text": list(each.answers), "answer_start": [each.start] * len(each.answers)},
         }
-        for article in read(folder, "train-v1.1.json")
+        for article in read_articles(folder, "train-v1.1.json")
         for each in article.asked
     ]  # fmt: skip
     called = []
@@ -332,9 +332,10 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
 
 
 def test_articles_are_divided_by_title_and_seed(folder):
-    articles = sample("train")
-    parts = divided(articles, 0.75, "share", salt="0 ")
-    assert parts == divided(articles[::-1], 0.75, "share", salt="0 ") != divided(articles, 0.75, "share", salt="1 ")
+    articles = sample_articles("train")
+    parts = divide_articles(articles, 0.75, "share", salt="0 ")
+    other = divide_articles(articles, 0.75, "share", salt="1 ")
+    assert parts == divide_articles(articles[::-1], 0.75, "share", salt="0 ") != other
     train, dev = ([article.title for article in found] for found in parts)
     assert len(train) == 36 and dev == sorted(dev) and not set(train) & set(dev) and len(set(train) | set(dev)) == 48
     (folder / "train-v1.1.json").unlink()
@@ -374,14 +375,14 @@ def test_wrong_options_say_what_to_do(options, message):
 
 def test_the_sample_is_fixed_and_answered_by_its_labels():
     task = Squad(**SHORT)
-    assert task.is_sample and sample("train") == sample("train")
+    assert task.is_sample and sample_articles("train") == sample_articles("train")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         counts = [len(task.examples(split)) for split in SPLITS]
     assert counts[0] >= 192 and counts[1] == counts[2] >= 64
     wanted = {each.key: each.answers[0] for article in task.articles["dev"] for each in article.asked}
     assert answers_of(task) == wanted
-    people = [{article.title for article in sample(part)} for part in ("train", "dev")]
+    people = [{article.title for article in sample_articles(part)} for part in ("train", "dev")]
     assert not people[0] & people[1]
 
 
@@ -548,10 +549,10 @@ def test_a_run_trains_goes_on_and_writes_predictions_in_the_official_format(tmp_
     session = Session(config, settings)
     (file,) = session.task.generate(session.model.eval(), None, Sampling(), tmp_path / "out")
     predictions, articles = json.loads(file.read_text()), json.loads((tmp_path / "run" / "articles.json").read_text())
-    asked = [each for article in sample("dev") for each in article.asked]
+    asked = [each for article in sample_articles("dev") for each in article.asked]
     assert set(predictions) == {each.key for each in asked} and file.name == "predictions.json"
     assert all(predictions[each.key] and predictions[each.key] in each.context for each in asked)
-    assert articles == {part: [article.title for article in sample(part)] for part in ("train", "dev")}
+    assert articles == {part: [article.title for article in sample_articles(part)] for part in ("train", "dev")}
     with pytest.raises(ValueError, match="prompt must be one of train, validation, test, or left out"):
         session.task.generate(session.model, "dev", Sampling(), tmp_path / "out")
 

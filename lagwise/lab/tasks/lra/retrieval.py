@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
+from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, nonempty, required_file, table_rows
-from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, packed
+from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, pack_bytes
 from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
 from lagwise.lab.tasks.models import Classifier, Pooling
 
@@ -128,9 +129,9 @@ class Retrieval(Classification):
 
     def examples(self, split: Split, length: int | None = None) -> PairExamples:
         if split not in self.pairs:
-            documents, members, label = sample(split) if self.data is None else read(Path(self.data), split)
+            documents, members, label = sample_pairs(split) if self.data is None else read_pairs(Path(self.data), split)
             order = fixed_order(len(label))
-            self.pairs[split] = (*packed(documents), members[order], label[order])
+            self.pairs[split] = (*pack_bytes(documents), members[order], label[order])
         tokens, ends, members, label = self.pairs[split]
         documents = Sequences(tokens, ends, max_length=self.options.length if length is None else length)
         return PairExamples(documents, members, label)
@@ -145,7 +146,7 @@ class Retrieval(Classification):
         return byte_names(tokens)
 
 
-def read(folder: Path, split: Split) -> Pairs:
+def read_pairs(folder: Path, split: Split) -> Pairs:
     """Returns the pairs of a split of the official files, or of the substitute where there are none."""
     official = f"new_aan_pairs.{PARTS[split]}.tsv"
     if find_file(folder, official) is None and find_file(folder, "docs.tsv") is not None:
@@ -195,19 +196,16 @@ TOPICS = (
 SAMPLE_PAIRS = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> Pairs:
+def sample_pairs(split: Split) -> Pairs:
     """Returns pairs of made-up notes: of one topic, where the first refer to the second (1), or of two topics (0)."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
-
-    def number(below: int) -> int:
-        return int(torch.randint(below, (), generator=generator))
+    one_of = Chooser(SPLITS.index(split))
 
     def words(topic: int, count: int) -> list[str]:
-        return [TOPICS[topic][number(len(TOPICS[topic]))] for _ in range(count)]
+        return [one_of(TOPICS[topic]) for _ in range(count)]
 
     def pair(label: int) -> list[bytes]:
-        first = number(len(TOPICS))
-        second = first if label else (first + 1 + number(len(TOPICS) - 1)) % len(TOPICS)
+        first = one_of(range(len(TOPICS)))
+        second = first if label else (first + one_of(range(1, len(TOPICS)))) % len(TOPICS)
         title = " and ".join(words(second, 2))
         reference = f" [See: {title}] [{title}]" if label else ""
         return [f"{', '.join(words(first, 8))}.{reference}".encode(), f"On {title}: {', '.join(words(second, 8))}.".encode()]

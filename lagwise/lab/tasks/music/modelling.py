@@ -39,7 +39,7 @@ from lagwise.lab.tasks.music.midi import (
     write_audio,
 )
 from lagwise.lab.tasks.music.music_files import TABLE, Piece, listed, midi_files, shares, stored_in
-from lagwise.lab.tasks.music.music_sample import sample, sample_band, sample_drums, sample_piano
+from lagwise.lab.tasks.music.music_sample import sample_band, sample_drums, sample_piano, sample_pieces
 from lagwise.lab.tasks.text.lm import Perplexity, Rows, position_losses, token_losses
 
 if TYPE_CHECKING:
@@ -450,7 +450,7 @@ class Piano(Music):
         if self.data is not None:
             files = midi_files(Path(self.data))
             return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
-        return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, sample_piano))]
+        return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample_pieces(split, sample_piano))]
 
 
 class Unread(Notation):
@@ -528,7 +528,7 @@ class Groove(Music):
     def read_pieces(self, split: Split) -> list[Piece]:
         if self.data is None:
             make = sample_band if self.options.accompaniment else sample_drums
-            return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample(split, make))]
+            return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample_pieces(split, make))]
         if self.stored is not None:
             return self.stored[1][split]
         files = midi_files(Path(self.data))

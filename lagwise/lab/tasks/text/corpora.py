@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from lagwise.lab.tasks.base import HUB, SPLITS, Split
+from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import OPENERS, from_hub, open_bytes, required_file
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ BLANK = re.compile(r"\n[ \t]*\n\s*")
 def read_splits(data: Path | str | None, options: "LanguageModelOptions") -> dict[Split, list[str]]:
     """Returns the documents of all splits: those of their own files, or shares of one text."""
     if data is None:
-        return shared_out(pieces_of(sample(), options.packed), options)
+        return shared_out(pieces_of(sample_text(), options.packed), options)
     if data == HUB:
         return {split: pieces_of(from_wikitext(split), options.packed) for split in SPLITS}
     paths = sorted(path for ending in OPENERS for path in Path(data).glob(f"*.txt{ending}"))
@@ -93,15 +93,12 @@ PLACES = ("behind the mill", "on the long bridge", "at the station", "under the 
 SAMPLE_DOCUMENTS = 240
 
 
-def sample() -> str:
+def sample_text() -> str:
     """Returns made-up documents of a few sentences, with blank lines between."""
-    draws = torch.Generator().manual_seed(0)
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=draws))]
+    one_of = Chooser(seed=0)
 
     def sentences() -> Iterator[str]:
-        for _ in range(int(torch.randint(2, 7, (), generator=draws))):
+        for _ in range(one_of(range(2, 7))):
             yield f"{one_of(PEOPLE)} {one_of(DEEDS)} {one_of(THINGS)} {one_of(PLACES)}."
 
     return "\n\n".join(" ".join(sentences()) for _ in range(SAMPLE_DOCUMENTS))

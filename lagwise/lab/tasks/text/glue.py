@@ -22,7 +22,7 @@ from lagwise.lab.tasks.base import HUB, Batch, Classification, Facts, Sampling, 
 from lagwise.lab.tasks.files import fixed_order, write_whole
 from lagwise.lab.tasks.models import Pooling, encoder_of, pool, sides_of
 from lagwise.lab.tasks.text.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
-from lagwise.lab.tasks.text.glue_sample import sample
+from lagwise.lab.tasks.text.glue_sample import sample_items
 from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.lab.tasks.text.streams import TOKENIZER
 from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
@@ -129,7 +129,7 @@ class Glue(Classification):
     def read(self, part: str, *, labelled: bool) -> list[Item]:
         """Returns an official part: from its file, from the Hub, or the built-in sample in its place."""
         if self.data is None:
-            return sample(self.layout, part)
+            return sample_items(self.layout, part)
         if self.data == HUB:
             return hub_items(self.layout, part.replace("dev", "validation"))
         return file_items(self.layout, self.data, part, labelled=labelled)

@@ -42,7 +42,7 @@ class Article(NamedTuple):
     asked: list[Asked]
 
 
-def read(data: Path | str, name: str) -> list[Article]:
+def read_articles(data: Path | str, name: str) -> list[Article]:
     """Returns the articles of an official file, or of the same part on the Hub."""
     if data == HUB:
         return from_rows(from_hub(ON_THE_HUB, "train" if name == FILES["train"] else "validation"))
@@ -120,7 +120,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Article]:
     return [Article(title, asked) for title, asked in found.items()]
 
 
-def divided(articles: Sequence[Article], share: float, option: str, *, salt: str) -> tuple[list[Article], list[Article]]:
+def divide_articles(articles: Sequence[Article], share: float, option: str, *, salt: str) -> tuple[list[Article], list[Article]]:
     """Returns a share of the articles, and the others, both by title.
 
     Each title has its place in an order of digests, which is the same everywhere, whatever the order of a file is.
@@ -148,7 +148,7 @@ JOBS = ("baker", "clock maker", "ship's doctor", "teacher", "map printer", "gard
 SAMPLE_SIZES = {"train": 48, "dev": 16}
 
 
-def sample(part: Literal["train", "dev"]) -> list[Article]:
+def sample_articles(part: Literal["train", "dev"]) -> list[Article]:
     """Returns made-up lives of made-up people, with four questions each. Nobody is in both parts."""
     generator = torch.Generator().manual_seed(0)
     names = [f"{first} {last}" for last in FAMILIES for first in PEOPLE]

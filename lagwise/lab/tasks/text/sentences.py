@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
+from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, fixed_order, from_hub, nonempty, required_file, table_rows
-from lagwise.lab.tasks.lra.byte_text import Text, read
+from lagwise.lab.tasks.lra.byte_text import Text, read_reviews
 from lagwise.lab.tasks.models import encoder_of, pool
 from lagwise.lab.tasks.text.glue import FIRST_STD, SHARE, Sst2
 from lagwise.lab.tasks.text.glue_files import columns_of, first_line, part_file
@@ -190,7 +191,7 @@ class Folded(Sentences):
     def read_all(self) -> list[Labelled]:
         """Returns all sentences."""
         if self.data is None:
-            return sample(self.relations, 200)
+            return sample_sentences(self.relations, 200)
         if self.data == HUB:
             return [each for split in self.hub_splits for each in hub_sentences(self.facts.hub, split)]
         return [
@@ -209,13 +210,9 @@ def hub_sentences(name: str, split: str) -> list[Labelled]:
     return [Labelled(text, label) for text, label in zip(found["text"], found["label"], strict=True)]
 
 
-def sample(relations: Sequence[str], count: int) -> list[Labelled]:
+def sample_sentences(relations: Sequence[str], count: int) -> list[Labelled]:
     """Returns made-up sentences, as many of each class."""
-    generator = torch.Generator().manual_seed(count)
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=generator))]
-
+    one_of = Chooser(count)
     classes = range(len(relations))
     return [
         Labelled(sample_texts(relations[label], one_of)[-1], label) for _ in range(count // len(relations)) for label in classes
@@ -329,7 +326,7 @@ class SstWords(Sentences):
 
     def read(self) -> dict[Split, list[Labelled]]:
         if self.data is None:
-            return kept_apart(sample(("bad", "good"), 160), sample(("bad", "good"), 40))
+            return kept_apart(sample_sentences(("bad", "good"), 160), sample_sentences(("bad", "good"), 40))
         if self.data == HUB:
             return {split: hub_sentences(self.facts.hub, split) for split in SPLITS}
         parts = {"train": "train", "validation": "dev", "test": "test"}
@@ -364,13 +361,13 @@ class ImdbWords(Sentences):
 
     def read(self) -> dict[Split, list[Labelled]]:
         if self.data is None:
-            return kept_apart(sample(("bad", "good"), 160), sample(("bad", "good"), 40))
-        return kept_apart(reviews(self.data, "train"), reviews(self.data, "test"))
+            return kept_apart(sample_sentences(("bad", "good"), 160), sample_sentences(("bad", "good"), 40))
+        return kept_apart(imdb_sentences(self.data, "train"), imdb_sentences(self.data, "test"))
 
 
-def reviews(data: Path | str, part: str) -> list[Labelled]:
+def imdb_sentences(data: Path | str, part: str) -> list[Labelled]:
     """Returns the reviews of a part, with spaces between words and signs, and without the marks of new lines."""
-    found = ((text.decode().replace("<br />", " "), label) for text, label in read(data, part))
+    found = ((text.decode().replace("<br />", " "), label) for text, label in read_reviews(data, part))
     return [Labelled(" ".join(WORD.findall(text)), label) for text, label in found]
 
 
@@ -430,11 +427,7 @@ TOWNS = ("Lisbon", "Oslo", "Kyoto", "Quito", "Dakar", "Perth")
 
 def sample_questions(count: int) -> list[Labelled]:
     """Returns made-up questions, so many of each class."""
-    generator = torch.Generator().manual_seed(count)
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=generator))]
-
+    one_of = Chooser(count)
     return [
         Labelled(form.format(one_of(LETTERS), one_of(NOUNS), one_of(TOWNS)), label)
         for _ in range(count)

@@ -24,7 +24,16 @@ from lagwise.lab.tasks.files import write_whole
 from lagwise.lab.tasks.models import encoder_of, sides_of
 from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
-from lagwise.lab.tasks.text.questions import FILES, ON_THE_HUB, Article, Asked, Part, divided, read, sample
+from lagwise.lab.tasks.text.questions import (
+    FILES,
+    ON_THE_HUB,
+    Article,
+    Asked,
+    Part,
+    divide_articles,
+    read_articles,
+    sample_articles,
+)
 from lagwise.lab.tasks.text.streams import TOKENIZER
 from lagwise.lab.tasks.text.wordpiece import WORDS, Frame, loaded_tokenizer, piece_names, tokenizer_files, trained_tokenizer
 
@@ -220,15 +229,15 @@ class Squad(Task):
         """The articles of train and dev, and of validation where it has its own."""
         options = self.options
         if self.data is None:
-            train, dev = sample("train"), sample("dev")
+            train, dev = sample_articles("train"), sample_articles("dev")
         elif options.split_articles:
-            whole = read(self.data, options.split_file)
-            train, dev = divided(whole, options.split_articles, "split_articles", salt=f"{options.split_seed} ")
+            whole = read_articles(self.data, options.split_file)
+            train, dev = divide_articles(whole, options.split_articles, "split_articles", salt=f"{options.split_seed} ")
         else:
-            train, dev = read(self.data, FILES["train"]), read(self.data, FILES["dev"])
+            train, dev = read_articles(self.data, FILES["train"]), read_articles(self.data, FILES["dev"])
         if not options.validation_articles:
             return {"train": train, "dev": dev}
-        kept, train = divided(train, options.validation_articles, "validation_articles", salt="validation ")
+        kept, train = divide_articles(train, options.validation_articles, "validation_articles", salt="validation ")
         return {"train": train, "validation": kept, "dev": dev}
 
     @cached_property

@@ -24,7 +24,7 @@ from lagwise.lab.tasks.lra.presets import largest_rate
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
 from lagwise.lab.tasks.text.lm import Perplexity
-from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, lines_of, read
+from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, read_lines, read_parallel
 from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, load_tokenizer, special_token, text_digest, train_tokenizer
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Translate(Task):
     def texts(self, split: Split) -> Parallel:
         """Returns the sentences of a split, which are read once."""
         if split not in self._texts:
-            self._texts[split] = read(self.data, split, (self.options.source, self.options.target))
+            self._texts[split] = read_parallel(self.data, split, (self.options.source, self.options.target))
         return self._texts[split]
 
     @property
@@ -257,7 +257,7 @@ class Translate(Task):
                 raise ValueError(
                     f"{name} must be left out, but is {getattr(sampling, name)}: nothing is drawn, a search finds translations"
                 )
-        lines = lines_of(Path(prompt)) if os.path.isfile(prompt) else prompt.splitlines()
+        lines = read_lines(Path(prompt)) if os.path.isfile(prompt) else prompt.splitlines()
         found = self.translated(model, lines, limit=min(sampling.length, self.options.length))
         out.mkdir(parents=True, exist_ok=True)
         path = out / "translation.txt"
