@@ -346,10 +346,10 @@ def test_tokenizers_are_stored_and_taken_from_the_data(tmp_path, tokens):
         task.alphabet.symbols <= 300
         and task.decoded(task.codes("the baker sold a lamp.")).replace(" ", "") == "thebakersoldalamp."
     )
-    stored = sorted((tmp_path / "cache" / "lm").iterdir())
-    assert [path.name.endswith("tokenizer.json") for path in stored] == [True]
+    stored = sorted((tmp_path / "cache" / "tokenizers").iterdir())
+    assert [path.name.startswith(tokens) for path in stored] == [True]
     task.examples("test")
-    assert len(list((tmp_path / "cache" / "lm").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "lm").iterdir())) == 1
     data = tmp_path / "data"
     data.mkdir()
     (data / "a.txt").write_text("\n\n".join(["other words"] * 30))

@@ -17,7 +17,8 @@ from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
 from lagwise.lab.tasks.text.questions import Asked, divide_articles, read_articles, sample_articles
-from lagwise.lab.tasks.text.squad import SpanMetric, Squad, best_spans, masked
+from lagwise.lab.tasks.text.spans import SpanMetric, best_spans, mask_scores
+from lagwise.lab.tasks.text.squad import Squad
 
 SMALL = {"dim": 32, "layers": 1, "heads": 2, "batch": 16, "rate": 5e-3, "dropout": 0.0}
 SHORT = {"length": 64, "stride": 16, "question": 16, "vocabulary": 300}
@@ -137,8 +138,8 @@ def test_windows_step_by_the_stride_and_hold_every_token(folder):
     batch = whole(task.examples("test"))
     number = [each.key for each in task.asked].index("b1")
     rows = (batch["question"] == number).nonzero()[:, 0].tolist()
-    tokens, _, _ = task.pieces["dev"].contexts[number].unbind(1)
-    asked = len(task.pieces["dev"].questions[number])
+    tokens, _, _ = task.tokens_of["dev"].contexts[number].unbind(1)
+    asked = len(task.tokens_of["dev"].questions[number])
     room = 24 - 3 - asked
     assert len(rows) == 1 + -(-(len(tokens) - room) // 5) > 2
     for place, row in enumerate(rows):
@@ -150,7 +151,7 @@ def test_windows_step_by_the_stride_and_hold_every_token(folder):
             task.tokenizer.id_to_token(token) for token in batch["tokens"][row, first:last].tolist()
         ]
     # The answer is labelled in all windows that hold it as a whole; the others point to the first token.
-    start, end = task.pieces["dev"].spans[number]
+    start, end = task.tokens_of["dev"].spans[number]
     held = [5 * place <= start and end < 5 * place + room for place in range(len(rows))]
     assert [bool(batch["start"][row] > 0) for row in rows] == held and True in held and False in held
     assert all(task.tokenizer.id_to_token(int(batch["tokens"][row, 0])) == "[CLS]" for row in rows)
@@ -171,7 +172,7 @@ def test_the_best_span_is_that_of_all_pairs():
     scores, longest = torch.randn(5, 12, 2), 4
     allowed = torch.rand(5, 12) < 0.6
     allowed[4] = False
-    found = best_spans(masked(scores, allowed), longest)
+    found = best_spans(mask_scores(scores, allowed), longest)
     for row in range(5):
         pairs = {
             (first, last): float(scores[row, first, 0] + scores[row, last, 1])

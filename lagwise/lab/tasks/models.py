@@ -1,6 +1,6 @@
 """Models of the tasks: something that makes vectors of a batch, a stack of layers, and a head."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,12 @@ class Classifier(nn.Module):
             x = torch.cat([self.first.expand(len(x), 1, -1), x], dim=1)
             lengths = None if lengths is None else lengths + 1
         return pool(self.encoder(x, lengths=lengths), lengths, self.pooling)
+
+
+def check_pooling(pooling: str) -> None:
+    """Raises for a pooling that there is not."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, but is {pooling!r}")
 
 
 def pool(

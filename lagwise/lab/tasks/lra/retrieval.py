@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, pack_bytes
 from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
-from lagwise.lab.tasks.models import Classifier, Pooling
+from lagwise.lab.tasks.models import Classifier, Pooling, check_pooling
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 SOURCE = "the files are in lra_release.gz of https://github.com/google-research/long-range-arena"
@@ -86,8 +86,7 @@ class RetrievalOptions:
 
     def __post_init__(self) -> None:
         require_sizes(length=self.length)
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, but is {self.pooling!r}")
+        check_pooling(self.pooling)
 
 
 class Retrieval(Classification):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +20,14 @@ from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, Batch, Classification, Facts, Sampling, Sequences, Split
 from lagwise.lab.tasks.files import fixed_order, write_whole
-from lagwise.lab.tasks.models import Pooling, encoder_of, pool, sides_of
+from lagwise.lab.tasks.models import Pooling, check_pooling, encoder_of, pool, sides_of
 from lagwise.lab.tasks.text.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
 from lagwise.lab.tasks.text.glue_sample import sample_items
-from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.text.streams import TOKENIZER
-from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
+from lagwise.lab.tasks.text.pretrained import EncoderOptions, Pretrained
+from lagwise.lab.tasks.text.tokenization import TokenizerTask, load_tokenizer, piece_names, trained_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-ModelName = Literal["encoder", "hf"]
 
 SPLIT_WORDS = "test is GLUE's dev, whose labels are public; validation is a fixed tenth of train"
 LICENCE = "each task has its sources' own, see https://gluebenchmark.com"
@@ -41,40 +38,24 @@ SHARE = 10
 
 
 @dataclass(frozen=True)
-class GlueOptions:
-    """What can be chosen of GLUE.
+class GlueOptions(EncoderOptions):
+    """What can be chosen of GLUE beside `EncoderOptions`.
 
     Args:
-        model: "encoder" (a stack of this library), or "hf" (a Hugging Face encoder that is converted to the encoding).
-        path: Folder or name of the Hugging Face model.
-        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
-            does "none" with "keep".
-        fade: With absolute="fade", the training steps after which nothing is left of them.
-        tokenizer: Folder, file or name of a tokenizer. Unless given, that of the Hugging Face model, or WordPiece that is trained
-            on the training text.
-        vocabulary: Number of tokens of a tokenizer that is trained.
         length: Most tokens of an example; the longer text of a pair is cut first.
         pooling: How the encoder's vectors become one: their "mean", the "last", or the "first".
     """
 
-    model: ModelName = "encoder"
-    path: str = ""
-    absolute: Absolute = "remove"
-    fade: int = 0
-    tokenizer: str = ""
-    vocabulary: int = 8000
     length: int = 128
     pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
-        require_sizes(vocabulary=self.vocabulary, length=self.length)
-        for name, value, allowed in (("model", self.model, ModelName), ("pooling", self.pooling, Pooling)):
-            if value not in get_args(allowed):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, but is {value!r}")
-        check_pretrained(self.model, self.path, self.absolute, self.fade)
+        super().__post_init__()
+        require_sizes(length=self.length)
+        check_pooling(self.pooling)
 
 
-class Glue(Classification):
+class Glue(TokenizerTask, Classification):
     """A task of GLUE. `label` of a batch is the class, and `first` is where the second text begins."""
 
     layout: ClassVar[Layout]
@@ -86,24 +67,14 @@ class Glue(Classification):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.folder: Path | None = None
         self.encoded: dict[tuple[Split, int], Sequences] = {}
 
-    def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer in a run's folder, or takes the one that is there."""
-        self.folder = folder
-        if not (folder / TOKENIZER).is_file():
-            write_whole(folder / TOKENIZER, self.tokenizer.to_str())
-
-    @cached_property
-    def tokenizer(self) -> "Tokenizer":
-        """That of the run's folder, one that is named, or one that is trained on the training text and stored in the cache."""
-        if self.folder is not None and (self.folder / TOKENIZER).is_file():
-            return loaded_tokenizer(str(self.folder / TOKENIZER))
+    def find_tokenizer(self) -> "Tokenizer":
+        """Returns the tokenizer that is named, or one that is trained on the training text."""
         if named := self.options.tokenizer or self.options.path:
-            return loaded_tokenizer(named)
+            return load_tokenizer(named)
         texts = [text for item in self.training_items["train"] for text in item.texts]
-        return trained_tokenizer(texts, "pieces", self.options.vocabulary)
+        return trained_tokenizer("wordpiece", texts, self.options.vocabulary)
 
     @cached_property
     def training_items(self) -> dict[Split, list[Item]]:
@@ -157,7 +128,7 @@ class Glue(Classification):
                 # Scores start in the middle of their range, and not below it.
                 nn.init.constant_(model.choice.bias, 2.5)
             return model
-        return HuggingFaceChoice(config, options, outputs=self.classes, symbols=symbols)
+        return HuggingFaceChoice(config, options, symbols=symbols, num_labels=self.classes)
 
     def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs.argmax(1), batch["label"]
@@ -463,11 +434,7 @@ class SentenceEncoder(nn.Module):
 class HuggingFaceChoice(Pretrained):
     """An encoder of Hugging Face with its head for classes."""
 
-    def __init__(self, config: Config, options: GlueOptions, *, outputs: int, symbols: int):
-        super().__init__(
-            config, options.path, "AutoModelForSequenceClassification", absolute=options.absolute, fade=options.fade,
-            symbols=symbols, num_labels=outputs,
-        )  # fmt: skip
+    head = "AutoModelForSequenceClassification"
 
     def forward(self, batch: Batch) -> Float[Tensor, "batch outputs"]:
         return self.outputs(batch).logits
@@ -482,8 +449,6 @@ CHUNK = 4096
 def encoded(tokenizer: "Tokenizer", texts: Sequence[tuple[str, ...]], length: int, **columns: Tensor) -> Sequences:
     """Returns texts and pairs of texts in tokens, with special ones around them, and where the second text of each begins."""
     tokenizer.enable_truncation(length)
-    # A word of a text that looks like a special token is a word.
-    tokenizer.encode_special_tokens = True
     tokens, sizes, first = [], [], []
     for start in range(0, len(texts), CHUNK):
         # A single text is no pair of one for the library.

@@ -15,25 +15,14 @@ from torchmetrics import Metric
 from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.lab.tasks.files import cache_folder, cached_tensors, write_whole
+from lagwise.lab.tasks.base import SPLITS, Batch, Examples, Facts, Sampling, Split
+from lagwise.lab.tasks.files import cache_folder, cached_tensors
 from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.models import CausalModel, MaskedModel
 from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
 from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.text.streams import (
-    TOKENIZER,
-    Alphabet,
-    Stream,
-    alphabet_of,
-    alphabet_of_bytes,
-    encode_bytes,
-    encode_stream,
-    load_tokenizer,
-    text_digest,
-    train_tokenizer,
-)
-from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer
+from lagwise.lab.tasks.text.streams import Alphabet, Stream, alphabet_of, alphabet_of_bytes, encode_bytes, encode_stream
+from lagwise.lab.tasks.text.tokenization import TOKENIZER, TokenizerTask, load_tokenizer, text_digest, trained_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -95,7 +84,7 @@ class LanguageModelOptions:
             require_sizes(vocabulary=self.vocabulary)
         if self.whole_words and self.objective != "masked":
             raise ValueError("whole_words must be left out with objective='causal', which hides nothing: pass objective='masked'")
-        check_pretrained(self.model, self.path, self.absolute, self.fade)
+        check_pretrained(self)
         if self.model == "hf":
             self.check_hugging_face()
         for name in ("hidden", "validation", "test"):
@@ -114,7 +103,7 @@ class LanguageModelOptions:
             )
 
 
-class LanguageModel(Task):
+class LanguageModel(TokenizerTask):
     """Texts as tokens, causal or masked."""
 
     facts: ClassVar[Facts] = Facts(
@@ -147,16 +136,12 @@ class LanguageModel(Task):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.folder: Path | None = None
         self._pieces: dict[Split, list[str]] = {}
         self._streams: dict[Split, Stream] = {}
-        self._tokenizer: Tokenizer | None = None
 
     def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer in a run's folder, or takes the one that is there."""
-        self.folder = folder
-        if self.options.tokens != "bytes" and not (folder / TOKENIZER).is_file():
-            write_whole(folder / TOKENIZER, self.tokenizer.to_str())
+        if self.options.tokens != "bytes":
+            super().attach(folder)
 
     @property
     def pieces(self) -> dict[Split, list[str]]:
@@ -165,31 +150,12 @@ class LanguageModel(Task):
             self._pieces = read_splits(self.data, self.options)
         return self._pieces
 
-    @property
-    def tokenizer(self) -> "Tokenizer":
-        """That of the run's folder, of the data's, or one that is trained on the training text and stored in the cache."""
-        if self._tokenizer is None:
-            self._tokenizer = self.find_tokenizer()
-            # Words of the text that look like special tokens are words.
-            self._tokenizer.encode_special_tokens = True
-        return self._tokenizer
-
     def find_tokenizer(self) -> "Tokenizer":
-        """Returns the tokenizer from the first place that has one."""
-        given = [] if self.folder is None else [self.folder / TOKENIZER]
-        if self.options.model == "hf":
-            stored = str(given[0]) if given and given[0].is_file() else self.options.path
-            return loaded_tokenizer(stored)
-        given += [Path(self.data) / TOKENIZER] if self.data not in (None, HUB) else []
-        for path in given:
-            if path.is_file():
-                return load_tokenizer(path)
-        size = self.options.vocabulary or DEFAULT_VOCABULARY
-        path = cache_folder() / "lm" / f"{text_digest(self.options.tokens, size, *self.pieces['train'])}-{TOKENIZER}"
-        if not path.is_file():
-            trained = train_tokenizer(self.options.tokens, size, self.pieces["train"])
-            write_whole(path, trained.to_str())
-        return load_tokenizer(path)
+        """Returns the tokenizer of the model or of the data, or one that is trained on the training text."""
+        if given := self.options.path or self.data_tokenizer(TOKENIZER):
+            return load_tokenizer(given)
+        assert self.options.tokens != "bytes"
+        return trained_tokenizer(self.options.tokens, self.pieces["train"], self.options.vocabulary or DEFAULT_VOCABULARY)
 
     @property
     def alphabet(self) -> Alphabet:
@@ -281,10 +247,7 @@ class LanguageModel(Task):
 class HuggingFaceMasked(Pretrained):
     """An encoder of Hugging Face with its head for hidden tokens, which is new where the model was stored without it."""
 
-    def __init__(self, config: Config, options: LanguageModelOptions, *, symbols: int):
-        super().__init__(
-            config, options.path, "AutoModelForMaskedLM", absolute=options.absolute, fade=options.fade, symbols=symbols
-        )
+    head = "AutoModelForMaskedLM"
 
     def forward(self, batch: Batch) -> Float[Tensor, "chosen symbols"]:
         return self.outputs(batch).logits.flatten(0, 1)[batch["chosen"]]

@@ -12,7 +12,7 @@ from lagwise.encodings.scalar import AT5
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch
 from lagwise.lab.tasks.models import encoder_of
-from lagwise.lab.tasks.text.wordpiece import Frame
+from lagwise.lab.tasks.text.windows import Frame
 
 
 class QANet(nn.Module):

@@ -18,14 +18,22 @@ import lagwise
 from lagwise.errors import require_sizes
 from lagwise.extras import install_command
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split, Task
-from lagwise.lab.tasks.files import cache_folder, cached_tensors, write_whole
+from lagwise.lab.tasks.base import SPLITS, Batch, Examples, Facts, Sampling, Sequences, Split
+from lagwise.lab.tasks.files import cache_folder, cached_tensors
 from lagwise.lab.tasks.lra.presets import largest_rate
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
 from lagwise.lab.tasks.text.lm import Perplexity
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, read_lines, read_parallel
-from lagwise.lab.tasks.text.streams import ENDS, TOKENIZER, load_tokenizer, special_token, text_digest, train_tokenizer
+from lagwise.lab.tasks.text.tokenization import (
+    ENDS,
+    TOKENIZER,
+    TokenizerTask,
+    load_tokenizer,
+    special_token,
+    text_digest,
+    trained_tokenizer,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -110,7 +118,7 @@ PAPER: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Translate(Task):
+class Translate(TokenizerTask):
     """Sentences of two languages, with tokens that both share."""
 
     facts: ClassVar[Facts] = Facts(
@@ -142,16 +150,8 @@ class Translate(Task):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.folder: Path | None = None
         self._texts: dict[Split, Parallel] = {}
-        self._tokenizer: Tokenizer | None = None
         self._buckets: dict[tuple[Split, int], Buckets] = {}
-
-    def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer in a run's folder, or takes the one that is there."""
-        self.folder = folder
-        if not (folder / TOKENIZER).is_file():
-            write_whole(folder / TOKENIZER, self.tokenizer.to_str())
 
     def texts(self, split: Split) -> Parallel:
         """Returns the sentences of a split, which are read once."""
@@ -159,26 +159,11 @@ class Translate(Task):
             self._texts[split] = read_parallel(self.data, split, (self.options.source, self.options.target))
         return self._texts[split]
 
-    @property
-    def tokenizer(self) -> "Tokenizer":
-        """That of the run's folder, of the data's, or one that is trained on both languages and stored in the cache."""
-        if self._tokenizer is None:
-            self._tokenizer = self.find_tokenizer()
-            # Words of the text that look like special tokens are words.
-            self._tokenizer.encode_special_tokens = True
-        return self._tokenizer
-
     def find_tokenizer(self) -> "Tokenizer":
-        """Returns the tokenizer from the first place that has one."""
-        places = [self.folder, Path(self.data) if self.data not in (None, HUB) else None]
-        for place in places:
-            if place is not None and (place / TOKENIZER).is_file():
-                return load_tokenizer(place / TOKENIZER)
-        texts = [*self.texts("train").source, *self.texts("train").target]
-        path = cache_folder() / "translation" / f"{text_digest(self.options.vocabulary, *texts)}-{TOKENIZER}"
-        if not path.is_file():
-            write_whole(path, train_tokenizer("bpe", self.options.vocabulary, texts).to_str())
-        return load_tokenizer(path)
+        """Returns the tokenizer of the data, or one that is trained on both languages."""
+        if given := self.data_tokenizer(TOKENIZER):
+            return load_tokenizer(given)
+        return trained_tokenizer("bpe", [*self.texts("train").source, *self.texts("train").target], self.options.vocabulary)
 
     @property
     def end(self) -> int:
