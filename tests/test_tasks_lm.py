@@ -19,9 +19,10 @@ from lagwise.lab.store import Run
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.generation import draw_tokens, generate_tokens
 from lagwise.lab.tasks.models import CausalModel
-from lagwise.lab.tasks.text.corpora import pieces_of
-from lagwise.lab.tasks.text.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
+from lagwise.lab.tasks.text.corpora import documents_of
+from lagwise.lab.tasks.text.lm import LanguageModel
 from lagwise.lab.tasks.text.streams import BYTE_END, BYTE_MASK
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, losses_by_position
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
 BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}
@@ -48,12 +49,12 @@ def some(task, split="test", count=4, length=None):
 
 @pytest.mark.parametrize("text", ["a b\n\nc\n\n\nd", "= One =\nx\n\ny\n= Two =\n= = part = =\nz\n"])
 def test_unpacked_documents_make_the_text_again(text):
-    assert "".join(pieces_of(text, packed=False)) == text
+    assert "".join(documents_of(text, packed=False)) == text
 
 
 def test_titles_begin_documents_and_sections_and_blank_lines_do_not():
     text = " = One = \nx\n\ny\n = = part = = \nz\n = Two = \nw\n"
-    assert pieces_of(text, packed=True) == [" = One = \nx\n\ny\n = = part = = \nz", " = Two = \nw"]
+    assert documents_of(text, packed=True) == [" = One = \nx\n\ny\n = = part = = \nz", " = Two = \nw"]
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe", "wordpiece"])
@@ -255,7 +256,7 @@ def test_thirty_steps_lower_the_loss(options):
 def test_loss_against_position():
     task = LanguageModel(length=32, packed=False)
     model, examples = model_of(task), task.examples("test", 64)
-    found = position_losses(model, examples, 4)
+    found = losses_by_position(model, examples, examples.length, 4)
     assert [each.first for each in found] == [0, 16, 32, 48] and {each.tokens for each in found} == {16 * len(examples)}
     batch = examples.batch(range(len(examples)))
     with torch.no_grad():

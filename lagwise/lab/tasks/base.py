@@ -1,7 +1,7 @@
 """The interface of a task: its data, the model's head, a loss and a metric. `lagwise.lab.tasks` names them all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -122,6 +122,13 @@ class Sequences(Examples):
         slices = [self.tokens[start : start + size] for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
         tokens = pad_sequence(slices, batch_first=True, padding_value=self.padding).long()
         return {"tokens": tokens, "lengths": lengths, **{name: column[rows] for name, column in self.columns.items()}}
+
+
+def batches_on(device: torch.device, examples: Examples, size: int, limit: int | None = None) -> Iterator[Batch]:
+    """Yields all examples in their order, or the first ones up to a limit, as batches on a device."""
+    numbers = range(len(examples) if limit is None else min(limit, len(examples)))
+    for start in numbers[::size]:
+        yield {name: x.to(device) for name, x in examples.batch(numbers[start : start + size]).items()}
 
 
 class Task(ABC):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import MeanMetric, MeanSquaredError, Metric
 
 from lagwise import noise
 from lagwise.errors import require_sizes
@@ -377,23 +377,14 @@ def marked_values(
     return torch.stack([values, marks], dim=-1), 0.5 + (values[rows, first] + values[rows, second]) / 4.0
 
 
-class Within(Metric):
+class Within(MeanMetric):
     """The share of predictions at most so far from their targets."""
 
     higher_is_better = True
-    full_state_update = False
-    correct: Tensor
-    total: Tensor
 
     def __init__(self, tolerance: float):
         super().__init__()
         self.tolerance = tolerance
-        self.add_state("correct", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("total", default=torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predictions: Float[Tensor, " batch"], targets: Float[Tensor, " batch"]) -> None:
-        self.correct += ((predictions - targets).abs() <= self.tolerance).sum()
-        self.total += targets.numel()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.total
+        super().update(((predictions - targets).abs() <= self.tolerance).float())

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import Batch, Examples, Facts, Sampling, Split, Task
+from lagwise.lab.tasks.base import Batch, Examples, Facts, Sampling, Split
 from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.models import CausalModel
 from lagwise.lab.tasks.music.midi import (
@@ -40,7 +40,7 @@ from lagwise.lab.tasks.music.midi import (
 )
 from lagwise.lab.tasks.music.music_files import TABLE, Piece, listed, midi_files, shares, stored_in
 from lagwise.lab.tasks.music.music_sample import sample_band, sample_drums, sample_piano, sample_pieces
-from lagwise.lab.tasks.text.lm import Perplexity, Rows, position_losses, token_losses
+from lagwise.lab.tasks.token_prediction import MeanLoss, Perplexity, TokenPrediction, losses_by_position, token_losses
 
 if TYPE_CHECKING:
     from symusic.core import ScoreTick as Score
@@ -134,13 +134,6 @@ def stretches_of(bars: Int[np.ndarray, " bars"], size: int, length: int) -> list
     return [*found, (last, size - 1 - last)]
 
 
-class MeanLoss(Perplexity):
-    """The mean loss of a token in nats."""
-
-    def compute(self) -> Tensor:
-        return self.nats / self.count
-
-
 class Continuations(NamedTuple):
     """Pieces that go on from one prompt."""
 
@@ -151,7 +144,7 @@ class Continuations(NamedTuple):
     reference: "Score | None"  # the piece that the prompt is from
 
 
-class Music(Task):
+class Music(TokenPrediction):
     """Pieces of music as REMI tokens, whose next one is asked for."""
 
     Options: ClassVar[type] = MusicOptions
@@ -218,10 +211,6 @@ class Music(Task):
     def model(self, config: Config) -> CausalModel:
         return CausalModel(config, symbols=len(self.notation.words))
 
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses = token_losses(outputs, batch)
-        return losses.sum(), losses.new_tensor(losses.numel())
-
     def metrics(self) -> dict[str, Metric]:
         return {"nll": MeanLoss(), "perplexity": Perplexity()}
 
@@ -231,9 +220,8 @@ class Music(Task):
 
     def curves(self, model: nn.Module, split: Split, length: int | None, *, batch: int, limit: int | None) -> dict[str, Any]:
         """Returns the mean loss in bins of 128 positions (the first one, nats, tokens), within and beyond the training length."""
-        # Of the rows of a text no more is used than their length, and what batches have, which these have too.
-        examples = cast(Rows, self.examples(split, length))
-        found = np.array(position_losses(model, examples, examples.length, batch=batch, limit=limit))
+        examples = self.examples(split, length)
+        found = np.array(losses_by_position(model, examples, examples.length, examples.length, batch=batch, limit=limit))
         first, nats, count = found[:, 0].astype(int), found[:, 1] * found[:, 2], found[:, 2]
         starts = range(0, int(first.max()) + 1, BIN)
         bins = [(start, (first >= start) & (first < start + BIN)) for start in starts]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import BinaryF1Score, BinaryMatthewsCorrCoef
 from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
@@ -333,7 +333,7 @@ class Mnli(Glue):
         return outputs.argmax(1), torch.stack([batch["label"], batch["part"]], dim=1)
 
 
-class PartAccuracy(Metric):
+class PartAccuracy(MeanMetric):
     """The accuracy on the examples of one part; NaN where there are none of it.
 
     >>> metric = PartAccuracy(1)
@@ -343,25 +343,14 @@ class PartAccuracy(Metric):
     """
 
     higher_is_better = True
-    is_differentiable = False
-    full_state_update = False
-    correct: Tensor
-    count: Tensor
 
     def __init__(self, part: int):
         super().__init__()
         self.part = part
-        self.add_state("correct", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, classes: Int[Tensor, " batch"], targets: Int[Tensor, "batch 2"]) -> None:
         """Takes predicted classes, and rows of the right class and the part."""
-        there = targets[:, 1] == self.part
-        self.correct += (there & (classes == targets[:, 0])).sum()
-        self.count += there.sum()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.count
+        super().update((classes == targets[:, 0])[targets[:, 1] == self.part].float())
 
 
 class Qnli(Glue):

@@ -1,34 +1,30 @@
 """Language modelling: the next token of a text, or tokens that were hidden, over bytes, BPE or WordPiece."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import SPLITS, Batch, Examples, Facts, Sampling, Split
+from lagwise.lab.tasks.base import Batch, Facts, Sampling, Split
 from lagwise.lab.tasks.files import cache_folder, cached_tensors
 from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.models import CausalModel, MaskedModel
 from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
 from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
 from lagwise.lab.tasks.text.streams import Alphabet, Stream, alphabet_of, alphabet_of_bytes, encode_bytes, encode_stream
+from lagwise.lab.tasks.text.text_rows import CausalRows, MaskedRows
 from lagwise.lab.tasks.text.tokenization import TOKENIZER, TokenizerTask, load_tokenizer, text_digest, trained_tokenizer
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, TokenPrediction, losses_by_position, token_losses
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-COPIES = 10
-"""How many different masks each row of the training text has, as in BERT's own data."""
 
 DEFAULT_VOCABULARY = 8192
 
@@ -103,7 +99,7 @@ class LanguageModelOptions:
             )
 
 
-class LanguageModel(TokenizerTask):
+class LanguageModel(TokenizerTask, TokenPrediction):
     """Texts as tokens, causal or masked."""
 
     facts: ClassVar[Facts] = Facts(
@@ -147,7 +143,9 @@ class LanguageModel(TokenizerTask):
     def pieces(self) -> dict[Split, list[str]]:
         """The documents of each split, which are read once."""
         if not self._pieces:
-            self._pieces = read_splits(self.data, self.options)
+            self._pieces = read_splits(
+                self.data, packed=self.options.packed, validation=self.options.validation, test=self.options.test
+            )
         return self._pieces
 
     def find_tokenizer(self) -> "Tokenizer":
@@ -175,21 +173,21 @@ class LanguageModel(TokenizerTask):
                 )
         return self._streams[split]
 
-    def examples(self, split: Split, length: int | None = None) -> "Rows":
+    def examples(self, split: Split, length: int | None = None) -> CausalRows | MaskedRows:
         length = self.options.length if length is None else length
         require_sizes(length=length)
-        kind = CausalRows if self.options.objective == "causal" else MaskedRows
-        return kind(self.stream(split), self.alphabet, length, self.options, seed=self.seed, split=split)
+        options, given = self.options, (self.stream(split), self.alphabet, length)
+        if options.objective == "causal":
+            return CausalRows(*given, packed=options.packed, split=split)
+        return MaskedRows(
+            *given, packed=options.packed, split=split, seed=self.seed, hidden=options.hidden, whole_words=options.whole_words
+        )
 
     def model(self, config: Config) -> nn.Module:
         if self.options.model == "hf":
             return HuggingFaceMasked(config, self.options, symbols=self.alphabet.symbols)
         kind = CausalModel if self.options.objective == "causal" else MaskedModel
         return kind(config, symbols=self.alphabet.symbols, tied=self.options.tied)
-
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses = token_losses(outputs, batch)
-        return losses.sum(), losses.new_tensor(losses.numel())
 
     def metrics(self) -> dict[str, Metric]:
         return {"bits_per_byte": BitsPerByte(), "perplexity": Perplexity()}
@@ -200,9 +198,9 @@ class LanguageModel(TokenizerTask):
 
     def curves(self, model: nn.Module, split: Split, length: int | None, *, batch: int, limit: int | None) -> dict[str, Any]:
         """Returns the mean loss in bins of an eighth of the training length: the first position of each, nats, tokens."""
-        examples = self.examples(split, length)
-        bins = -(-examples.length // max(1, self.options.length // 8))
-        found = position_losses(model, examples, bins, batch=batch, limit=limit)
+        length = self.options.length if length is None else length
+        bins = -(-length // max(1, self.options.length // 8))
+        found = losses_by_position(model, self.examples(split, length), length, bins, batch=batch, limit=limit)
         return {"loss_by_position": [list(each) for each in found]}
 
     def generate(self, model: nn.Module, prompt: str | None, sampling: Sampling, out: Path) -> list[Path]:
@@ -251,180 +249,3 @@ class HuggingFaceMasked(Pretrained):
 
     def forward(self, batch: Batch) -> Float[Tensor, "chosen symbols"]:
         return self.outputs(batch).logits.flatten(0, 1)[batch["chosen"]]
-
-
-class Rows(Examples):
-    """Rows of a text. What is left at its end, less than a row, is left out."""
-
-    def __init__(
-        self, stream: Stream, alphabet: Alphabet, length: int, options: LanguageModelOptions, *, seed: int, split: Split
-    ):  # fmt: skip
-        self.stream, self.alphabet, self.length, self.options = stream, alphabet, length, options
-        self.seed, self.split = torch.tensor(seed), split
-        self.count = (len(stream.tokens) - 1) // length
-        if not self.count:
-            raise ValueError(
-                f"length must be less than the {len(stream.tokens)} tokens of the {split} text, but is {length}: "
-                "choose a shorter one, or give more text"
-            )
-
-    def __len__(self) -> int:
-        return self.count
-
-    def cut(self, column: Tensor, rows: Sequence[int]) -> Int[Tensor, "batch length+1"]:
-        """Returns rows of a column, each with the first entry of the next one."""
-        return torch.stack([column[row * self.length : (row + 1) * self.length + 1] for row in rows]).long()
-
-    def sizes(self, tokens: Int[Tensor, "batch length+1"], rows: Sequence[int]) -> Int[Tensor, "batch length+1"]:
-        """Returns how many bytes the tokens of rows stand for."""
-        return (tokens != self.alphabet.end).long() if self.stream.sizes is None else self.cut(self.stream.sizes, rows)
-
-    def places(self, tokens: Int[Tensor, "batch length"]) -> tuple[Int[Tensor, "batch length"], Batch]:
-        """Returns the position of each token in its sequence, and the sequences' ends if they are packed."""
-        time = torch.arange(tokens.shape[1]).expand_as(tokens)
-        if not self.options.packed:
-            return time, {}
-        begins = tokens == self.alphabet.end
-        begins[:, 0] = True
-        first = torch.where(begins, time, 0).cummax(1).values
-        ends = torch.cat([begins.flatten().nonzero()[:, 0], torch.tensor([tokens.numel()])])
-        return time - first, {"cu_seqlens": ends}
-
-
-class CausalRows(Rows):
-    """Rows whose targets are the tokens one further: each token of the text but the first is a target once."""
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        tokens = self.cut(self.stream.tokens, indices)
-        inputs = tokens[:, :-1].contiguous()
-        positions, ends = self.places(inputs)
-        sizes = self.sizes(tokens, indices)[:, 1:]
-        return {"tokens": inputs, "targets": tokens[:, 1:], "sizes": sizes, "positions": positions, **ends}
-
-
-class MaskedRows(Rows):
-    """Rows in which some tokens are hidden: of those that are asked for 80 % are masks, 10 % any token, 10 % themselves.
-
-    What is hidden depends on the seed and the number of the example. Training rows come with several masks.
-    """
-
-    def __len__(self) -> int:
-        return self.count * COPIES if self.split == "train" else self.count
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        rows = [index % self.count for index in indices]
-        whole = self.cut(self.stream.tokens, rows)
-        tokens = whole[:, :-1].contiguous()
-        positions, ends = self.places(tokens)
-        draws = self.draws(indices)
-        asked = self.asked(tokens, draws[0])
-        hidden, other = asked & (draws[1] < 0.8), asked & (draws[1] >= 0.9)
-        inputs = torch.where(hidden, self.alphabet.mask, tokens)
-        ordinary = (~self.alphabet.special).nonzero()[:, 0]
-        inputs = torch.where(other, ordinary[(draws[2] * len(ordinary)).long()], inputs)
-        chosen = asked.flatten().nonzero()[:, 0]
-        columns = {"targets": tokens, "sizes": self.sizes(whole, rows)[:, :-1], "positions": positions}
-        return {"tokens": inputs, "chosen": chosen, **{name: x.flatten()[chosen] for name, x in columns.items()}, **ends}
-
-    def draws(self, indices: Sequence[int]) -> Float[Tensor, "3 batch length"]:
-        """Returns numbers from 0 to 1: whether a token is asked for, what becomes of it, and by what it is replaced."""
-        stream = noise.bits(self.seed, SPLITS.index(self.split))
-        counters = torch.arange(3)[:, None, None], torch.as_tensor(indices)[:, None], torch.arange(self.length)
-        # 24 bits are exact in float32.
-        return ((noise.bits(stream, *counters) >> 40) & (2**24 - 1)).float() / 2**24
-
-    def asked(self, tokens: Int[Tensor, "batch length"], draws: Float[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
-        """Returns which tokens are asked for: in each row at least one that is not special."""
-        special = self.alphabet.special[tokens]
-        if self.options.whole_words:
-            draws = draws.gather(1, self.first_of_word(tokens))
-        draws = draws.masked_fill(special, 1.0)
-        least = draws.amin(1, keepdim=True)
-        return (draws <= least.clamp(min=self.options.hidden)) & ~special
-
-    def first_of_word(self, tokens: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
-        """Returns for each token where its word begins."""
-        goes_on = self.alphabet.begins_inside[tokens]
-        goes_on[:, 1:] &= self.alphabet.ends_inside[tokens[:, :-1]]
-        goes_on[:, 0] = False
-        return torch.where(goes_on, 0, torch.arange(tokens.shape[1])).cummax(1).values
-
-
-def token_losses(outputs: Float[Tensor, "*items symbols"], batch: Batch) -> Float[Tensor, " tokens"]:
-    """Returns the loss of each target in nats."""
-    return F.cross_entropy(outputs.flatten(0, -2).float(), batch["targets"].flatten(), reduction="none")
-
-
-class BitsPerByte(Metric):
-    """The bits that a model needs for each byte of the text, whatever its tokens are."""
-
-    higher_is_better = False
-    full_state_update = False
-    nats: Tensor
-    bytes: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("nats", default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("bytes", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, losses: Float[Tensor, " tokens"], sizes: Int[Tensor, " tokens"]) -> None:
-        self.nats += losses.double().sum()
-        self.bytes += sizes.sum()
-
-    def compute(self) -> Tensor:
-        return self.nats / math.log(2.0) / self.bytes
-
-
-class Perplexity(Metric):
-    """The exponential of the mean loss of a token."""
-
-    higher_is_better = False
-    full_state_update = False
-    nats: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("nats", default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, losses: Float[Tensor, " tokens"], sizes: Int[Tensor, " tokens"]) -> None:
-        self.nats += losses.double().sum()
-        self.count += losses.numel()
-
-    def compute(self) -> Tensor:
-        return (self.nats / self.count).exp()
-
-
-class Bin(NamedTuple):
-    """The mean loss of the tokens at some positions."""
-
-    first: int
-    nats: float
-    tokens: int
-
-
-@torch.no_grad()
-def position_losses(model: nn.Module, examples: Rows, bins: int, *, batch: int = 16, limit: int | None = None) -> list[Bin]:
-    """Returns the mean loss against the position in the sequence, in bins of equal width; empty bins are left out.
-
-    Args:
-        model: Of the task, in evaluation mode.
-        examples: Rows of a text.
-        bins: Number of bins over the length of a row.
-        batch: Rows at a time.
-        limit: How many rows are taken; all unless given.
-    """
-    require_sizes(bins=bins, batch=batch)
-    device = next(model.parameters()).device
-    width = -(-examples.length // bins)
-    nats, count = torch.zeros(2, bins, dtype=torch.float64).unbind()
-    rows = range(len(examples) if limit is None else min(limit, len(examples)))
-    for start in rows[::batch]:
-        given = {name: x.to(device) for name, x in examples.batch(rows[start : start + batch]).items()}
-        losses, where = token_losses(model(given), given).double().cpu(), given["positions"].flatten().cpu() // width
-        nats.index_add_(0, where, losses)
-        count.index_add_(0, where, torch.ones_like(losses))
-    there = [number for number in range(bins) if count[number] > 0]
-    return [Bin(number * width, float(nats[number] / count[number]), int(count[number])) for number in there]

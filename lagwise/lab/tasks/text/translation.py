@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import MeanMetric, Metric
 
 import lagwise
 from lagwise.errors import require_sizes
@@ -23,7 +23,6 @@ from lagwise.lab.tasks.files import cache_folder, cached_tensors
 from lagwise.lab.tasks.lra.presets import largest_rate
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
 from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
-from lagwise.lab.tasks.text.lm import Perplexity
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, read_lines, read_parallel
 from lagwise.lab.tasks.text.tokenization import (
     ENDS,
@@ -34,6 +33,7 @@ from lagwise.lab.tasks.text.tokenization import (
     text_digest,
     trained_tokenizer,
 )
+from lagwise.lab.tasks.token_prediction import Perplexity
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -213,7 +213,7 @@ class Translate(TokenizerTask):
 
     def metrics(self) -> dict[str, Metric]:
         bleu = Bleu(lowercase=self.options.lowercase, words=self.options.words)
-        return {"bleu": bleu, "accuracy": TokenAccuracy(), "perplexity": TokenPerplexity()}
+        return {"bleu": bleu, "accuracy": TokenAccuracy(), "perplexity": Perplexity()}
 
     def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the scores of each token of the translations with the right ones before it, and the right ones."""
@@ -424,32 +424,13 @@ class Bleu(Metric):
         return torch.tensor(score, dtype=torch.float64)
 
 
-class TokenAccuracy(Metric):
+class TokenAccuracy(MeanMetric):
     """The share of tokens that are the likeliest, with the right ones before them."""
 
     higher_is_better = True
-    full_state_update = False
-    correct: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("correct", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, losses: Float[Tensor, " tokens"], told: Told) -> None:
-        self.correct += told.correct.sum()
-        self.count += told.correct.numel()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.count
-
-
-class TokenPerplexity(Perplexity):
-    """The exponential of the mean loss of a token, without label smoothing."""
-
-    def update(self, losses: Float[Tensor, " tokens"], told: Told) -> None:
-        super().update(losses, told.correct)
+        super().update(told.correct.float())
 
 
 # Tokens
