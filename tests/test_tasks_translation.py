@@ -16,8 +16,10 @@ from lagwise.lab.config import Config, with_fields
 from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.beam import Search, beam_search
+from lagwise.lab.tasks.text.bleu import Bleu, Told
 from lagwise.lab.tasks.text.parallel_texts import sample_parallel
-from lagwise.lab.tasks.text.translation import Bleu, Decoding, Told, Translate
+from lagwise.lab.tasks.text.translation import Translate
+from lagwise.lab.tasks.text.translator import Decoding
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "batch": 1, "rate": 1e-2, "encoding": "t5"}
 TINY = {"vocabulary": 300, "length": 24, "tokens": 96}

@@ -53,9 +53,9 @@ class Layout:
         expected = f"one of {', '.join(self.labels)}" if self.labels else "a number from 0 to 5"
         raise ValueError(f"{place}: the label is {field!r}, but expected is {expected}")
 
-    def words_of(self, prediction: float) -> str:
+    def prediction(self, value: float) -> str:
         """Returns a prediction as the leaderboard wants it."""
-        return self.labels[int(prediction)] if self.labels else f"{min(max(prediction, 0.0), 5.0):.3f}"
+        return self.labels[int(value)] if self.labels else f"{min(max(value, 0.0), 5.0):.3f}"
 
 
 class Item(NamedTuple):
@@ -103,7 +103,7 @@ def columns_of(
     if not names:
         next(table)
     for place, fields in table:
-        yield place, [decoded(place, fields[index]) for index in places]
+        yield place, [decode_field(place, fields[index]) for index in places]
 
 
 def first_line(path: Path) -> list[str]:
@@ -111,10 +111,10 @@ def first_line(path: Path) -> list[str]:
     with open_bytes(path) as file:
         # One of the official files begins with a mark of its byte order.
         line = file.readline().removeprefix(b"\xef\xbb\xbf")
-    return [decoded(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]
+    return [decode_field(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]
 
 
-def decoded(place: str, field: bytes) -> str:
+def decode_field(place: str, field: bytes) -> str:
     """Returns the text of a field."""
     try:
         return field.decode()

@@ -21,9 +21,11 @@ from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, fixed_order, from_hub, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.byte_text import Text, read_reviews
 from lagwise.lab.tasks.models import encoder_of, pool
-from lagwise.lab.tasks.text.glue import FIRST_STD, SHARE, Sst2
+from lagwise.lab.tasks.text.glue import SHARE
 from lagwise.lab.tasks.text.glue_files import columns_of, first_line, part_file
+from lagwise.lab.tasks.text.glue_models import FIRST_STD
 from lagwise.lab.tasks.text.glue_sample import sample_texts
+from lagwise.lab.tasks.text.glue_tasks import Sst2
 from lagwise.lab.tasks.text.words import PADDING, SPECIAL, Vocabulary, frequent_words, read_vectors
 
 FOLDS = 10

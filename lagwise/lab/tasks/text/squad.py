@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import SPLITS, Batch, Facts, Sampling, Split
+from lagwise.lab.tasks.base import SPLITS, Batch, Facts, Sampling, Split, batches_on
 from lagwise.lab.tasks.files import write_whole
 from lagwise.lab.tasks.text.pretrained import EncoderOptions
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
@@ -269,9 +269,7 @@ class Squad(TokenizerTask):
             raise ValueError(f"prompt must be one of {', '.join(SPLITS)}, or left out for test, but is {prompt!r}")
         metric, examples = SpanMetric(self.asked, "f1"), self.examples(chosen[0])
         device = next(model.parameters()).device
-        for start in range(0, len(examples), PREDICTED):
-            batch = examples.batch(range(start, min(start + PREDICTED, len(examples))))
-            batch = {name: x.to(device) for name, x in batch.items()}
+        for batch in batches_on(device, examples, PREDICTED):
             predictions, numbers = self.answers(model(batch), batch)
             metric.update(predictions.cpu(), numbers.cpu())
         path = out / "predictions.json"
