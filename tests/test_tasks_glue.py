@@ -16,7 +16,8 @@ from lagwise.lab.tasks import TASKS
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text import glue, sentences, words
 from lagwise.lab.tasks.text.glue_tasks import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
-from lagwise.lab.tasks.text.sentences import FOLDS, Cr, ImdbWords, Mr, SstWords, Trec
+from lagwise.lab.tasks.text.sentence_sets import Cr, ImdbWords, Mr, SstWords, Trec
+from lagwise.lab.tasks.text.sentences import FOLDS
 from lagwise.lab.tasks.text.words import Vocabulary, read_vectors
 
 GLUE = {name: kind for name, kind in TASKS.items() if issubclass(kind, glue.Glue)}

@@ -29,11 +29,26 @@ PAPER = {
 }
 """What the paper's models of all three tasks have in common."""
 
+SMALL = {
+    "dim": 64,
+    "layers": 1,
+    "heads": 4,
+    "hidden": 128,
+    "norm": "post",
+    "steps": 500,
+    "batch": 64,
+    "rate": 2e-3,
+    "encoding_rate": 10.0,
+    "warmup": 50,
+    "evaluate_batch": 500,
+}
+"""What Reber strings and sums are trained with in a minute."""
+
 LICENCE = "none needed: made by the program"
 NO_NUMBERS = "none found for the paper itself (Wu et al. 2021)"
 
 
-def generator(seed: int, split: Split) -> torch.Generator:
+def split_rng(seed: int, split: Split) -> torch.Generator:
     """Returns the random numbers of a split, which have nothing in common with those of other splits and seeds."""
     return torch.Generator().manual_seed(int(noise.bits(torch.tensor(seed), SPLITS.index(split))))
 
@@ -110,7 +125,7 @@ class Process50(Classification):
     def examples(self, split: Split, length: int | None = None) -> Tensors:
         length = self.options.length if length is None else length
         require_sizes(length=length)
-        tokens, label = chain_strings(getattr(self.options, split), length, generator(self.seed, split))
+        tokens, label = chain_strings(getattr(self.options, split), length, split_rng(self.seed, split))
         return Tensors(tokens=tokens, label=label)
 
     def model(self, config: Config) -> nn.Module:
@@ -161,19 +176,7 @@ class Reber(Classification):
         published=NO_NUMBERS,
     )
     classes = 2
-    defaults: ClassVar[dict[str, Any]] = {
-        "dim": 64,
-        "layers": 1,
-        "heads": 4,
-        "hidden": 128,
-        "norm": "post",
-        "steps": 500,
-        "batch": 64,
-        "rate": 2e-3,
-        "encoding_rate": 10.0,
-        "warmup": 50,
-        "evaluate_batch": 500,
-    }
+    defaults: ClassVar[dict[str, Any]] = SMALL
     # Epochs of 16 steps: 500, and 1,000 for AT5.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {**PAPER, "steps": 8_000, "rate": 5e-4, "encoding_rate": 1.0},
@@ -199,7 +202,7 @@ class Reber(Classification):
         lengths = range(1, self.options.longest - 2) if length is None else range(length, length + 1)
         order: tuple[Split, ...] = ("test", "validation", "train")
         counts = [getattr(self.options, name) for name in order]
-        drawn = different_strings(sum(counts[: order.index(split) + 1]), lengths, generator(self.seed, "train"))
+        drawn = different_strings(sum(counts[: order.index(split) + 1]), lengths, split_rng(self.seed, "train"))
         mine = drawn[-counts[order.index(split)] :]
         rows = [torch.tensor(list(string), dtype=torch.uint8) for string in mine]
         label = torch.tensor([SYMBOLS.index("T") != string[0] for string in mine]).long()
@@ -306,19 +309,7 @@ class Adding(Task):
         licence=LICENCE,
         published=NO_NUMBERS,
     )
-    defaults: ClassVar[dict[str, Any]] = {
-        "dim": 64,
-        "layers": 1,
-        "heads": 4,
-        "hidden": 128,
-        "norm": "post",
-        "steps": 500,
-        "batch": 64,
-        "rate": 2e-3,
-        "encoding_rate": 10.0,
-        "warmup": 50,
-        "evaluate_batch": 500,
-    }
+    defaults: ClassVar[dict[str, Any]] = SMALL
     # 500 epochs of 16 steps.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {**PAPER, "steps": 8_000, "rate": 1e-4, "encoding_rate": 1.0},
@@ -334,7 +325,7 @@ class Adding(Task):
             raise ValueError(
                 f"length must be at least {2 * MARKED + 2}, but is {length}: ten values have to fit into the first half"
             )
-        values, target = marked_values(getattr(self.options, split), length, generator(self.seed, split))
+        values, target = marked_values(getattr(self.options, split), length, split_rng(self.seed, split))
         return Tensors(values=values, target=target)
 
     def model(self, config: Config) -> nn.Module:

@@ -28,14 +28,14 @@ PRESETS = presets(
 PRESETS["performer-ape"] |= {"batch": 16, "rate": largest_rate(0.025, 8000)}
 
 
-class Labelled(NamedTuple):
-    """A text and its class."""
+class Review(NamedTuple):
+    """A review and its class."""
 
     text: bytes
     label: int
 
 
-class Texts(NamedTuple):
+class PackedReviews(NamedTuple):
     """Texts end to end, and their classes."""
 
     tokens: UInt8[Tensor, " bytes"]
@@ -86,7 +86,7 @@ class Text(Classification):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.texts: dict[Split, Texts] = {}
+        self.texts: dict[Split, PackedReviews] = {}
 
     def examples(self, split: Split, length: int | None = None) -> Sequences:
         if split not in self.texts:
@@ -94,7 +94,7 @@ class Text(Classification):
         tokens, ends, label = self.texts[split]
         return Sequences(tokens, ends, max_length=self.options.length if length is None else length, label=label)
 
-    def load(self, split: Split) -> dict[Split, list[Labelled]]:
+    def load(self, split: Split) -> dict[Split, list[Review]]:
         """Returns the texts of a split, and of those that are read together with it."""
         if self.data is None:
             return {split: sample_reviews(split)}
@@ -128,38 +128,38 @@ def byte_names(tokens: Sequence[int]) -> list[str]:
     return [chr(token) if 32 <= token < 127 else f"\\x{token:02x}" for token in tokens]
 
 
-def read_reviews(data: Path | str, part: str) -> list[Labelled]:
+def read_reviews(data: Path | str, part: str) -> list[Review]:
     """Returns the reviews of the official train or test part, in the order of the files."""
     if data == HUB:
         found = from_hub(Text.facts.hub, part)
-        return [Labelled(text.encode(), label) for text, label in zip(found["text"], found["label"], strict=True)]
+        return [Review(text.encode(), label) for text, label in zip(found["text"], found["label"], strict=True)]
     folder = Path(data) / part
     if folder.is_dir() and find_file(data, f"{part}.tsv") is None:
         return [review for label, name in enumerate(("neg", "pos")) for review in read_folder(folder / name, label)]
     table = table_rows(required_file(data, f"{part}.tsv", SOURCE), *COLUMNS)
     return [
-        Labelled(nonempty(place, text), binary_label(place, label))
+        Review(nonempty(place, text), binary_label(place, label))
         for place, (label, key, text) in table
         if (label, key) != (b"label", b"id")
     ]
 
 
-def read_folder(folder: Path, label: int) -> list[Labelled]:
+def read_folder(folder: Path, label: int) -> list[Review]:
     """Returns the reviews of a folder of one class."""
     paths = sorted(folder.glob("*.txt"))
     if not paths:
         raise ValueError(f"data must be a folder with reviews in {folder}, but there is no .txt file: {SOURCE}")
-    return [Labelled(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
+    return [Review(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
 
 
-def shuffled(texts: Sequence[Labelled]) -> list[Labelled]:
+def shuffled(texts: Sequence[Review]) -> list[Review]:
     """Returns the texts in an order that mixes classes, so that any first ones stand for all."""
     return [texts[index] for index in fixed_order(len(texts))]
 
 
-def join_reviews(texts: Sequence[Labelled]) -> Texts:
+def join_reviews(texts: Sequence[Review]) -> PackedReviews:
     """Returns texts end to end."""
-    return Texts(*pack_bytes([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
+    return PackedReviews(*pack_bytes([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
 
 
 def pack_bytes(texts: Sequence[bytes]) -> tuple[UInt8[Tensor, " bytes"], Int[Tensor, " texts"]]:
@@ -189,13 +189,13 @@ VERDICTS = (
 SAMPLE_SIZES = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample_reviews(split: Split) -> list[Labelled]:
+def sample_reviews(split: Split) -> list[Review]:
     """Returns made-up reviews of one or two sentences, as many of each class."""
     one_of = Chooser(SPLITS.index(split))
 
-    def review(label: int) -> Labelled:
+    def review(label: int) -> Review:
         words = VERDICTS[label]
         first = f"{one_of(FILMS)} was {one_of(words)}: {one_of(PARTS)} seemed {one_of(words)} to me"
-        return Labelled(f"{first}, and {one_of(PARTS)} was {one_of(words)}.".encode(), label)
+        return Review(f"{first}, and {one_of(PARTS)} was {one_of(words)}.".encode(), label)
 
     return [review(index % 2) for index in range(SAMPLE_SIZES[split])]
