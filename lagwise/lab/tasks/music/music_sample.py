@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from lagwise.lab.tasks.base import SPLITS, Split
 from lagwise.lab.tasks.choices import Chooser
-from lagwise.lab.tasks.music.midi import music_package
+from lagwise.lab.tasks.music.notation import music_package
 
 if TYPE_CHECKING:
     from symusic.core import ScoreTick as Score

@@ -1,45 +1,28 @@
-"""Music as tokens: pop piano and drum grooves, of which models tell the next token and go on from a prompt."""
+"""Music as tokens: what pop piano and drum grooves share. Models tell the next token and go on from a prompt."""
 
-import json
 import re
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import Batch, Examples, Facts, Sampling, Split
+from lagwise.lab.tasks.base import Batch, Sampling, Split
 from lagwise.lab.tasks.generation import generate_tokens
 from lagwise.lab.tasks.models import CausalModel
-from lagwise.lab.tasks.music.midi import (
-    Grammar,
-    Notation,
-    Remi,
-    StoredRemi,
-    kind_of,
-    music_package,
-    note_density,
-    notes_of,
-    pitch_class_entropy,
-    pitch_classes,
-    read_midi,
-    roll,
-    style_similarity,
-    write_audio,
-)
-from lagwise.lab.tasks.music.music_files import TABLE, Piece, listed, midi_files, shares, stored_in
-from lagwise.lab.tasks.music.music_sample import sample_band, sample_drums, sample_piano, sample_pieces
+from lagwise.lab.tasks.music.excerpts import Excerpts, excerpt_places
+from lagwise.lab.tasks.music.music_files import Piece
+from lagwise.lab.tasks.music.notation import Notation, TokenGrammar, read_midi
+from lagwise.lab.tasks.music.rendering import write_piece
+from lagwise.lab.tasks.music.styles import notes_of, style_similarity
 from lagwise.lab.tasks.token_prediction import MeanLoss, Perplexity, TokenPrediction, losses_by_position, token_losses
 
 if TYPE_CHECKING:
@@ -68,70 +51,6 @@ class MusicOptions:
         require_sizes(length=self.length)
         if not isinstance(self.transpose, int) or self.transpose < 0:
             raise ValueError(f"transpose must be a whole number of semitones of at least 0, but is {self.transpose!r}")
-
-
-@dataclass(frozen=True)
-class GrooveOptions(MusicOptions):
-    """What can be chosen of grooves.
-
-    Args:
-        accompaniment: All instruments with the drums, each note with its program; otherwise drums alone.
-        fills: Take short fills too, not beats alone; of the Groove MIDI Dataset.
-    """
-
-    accompaniment: bool = False
-    fills: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.transpose and not self.accompaniment:
-            raise ValueError(f"transpose must be 0 for drums, which have no pitch, but is {self.transpose}")
-
-
-class Pieces(Examples):
-    """Stretches of pieces. Those of one length make rows [batch, time]; others are packed, one behind the other [1, time].
-
-    A batch has `tokens`, `targets` (one token further) and `positions`, and `cu_seqlens` where it is packed.
-    """
-
-    def __init__(
-        self, pieces: Sequence[Piece], stretches: Int[Tensor, "stretches 3"], shifts: Int[Tensor, "shifts symbols"], length: int
-    ):  # fmt: skip
-        self.stream = torch.from_numpy(np.concatenate([piece.tokens for piece in pieces]).astype(np.int32))
-        self.stretches, self.shifts, self.length = stretches, shifts, length
-
-    def __len__(self) -> int:
-        return len(self.stretches)
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        chosen = self.stretches[torch.as_tensor(indices)].tolist()
-        rows = [self.shifts[shift][self.stream[start : start + size + 1]] for start, size, shift in chosen]
-        sizes = [size for _, size, _ in chosen]
-        packed = len(set(sizes)) > 1
-        join: Callable[[list[Tensor]], Tensor] = (lambda parts: torch.cat(parts)[None]) if packed else torch.stack
-        found = {
-            "tokens": join([row[:-1] for row in rows]),
-            "targets": join([row[1:] for row in rows]),
-            "positions": join([torch.arange(size) for size in sizes]),
-        }
-        return {**found, "cu_seqlens": torch.tensor([0, *sizes]).cumsum(0)} if packed else found
-
-
-def stretches_of(bars: Int[np.ndarray, " bars"], size: int, length: int) -> list[tuple[int, int]]:
-    """Returns where the training stretches of a piece of `size` tokens begin, and how many tokens are predicted in each.
-
-    Each begins with a bar where the one before it ended; the last one ends with the piece and is as long as the others.
-
-    >>> stretches_of(np.array([0, 4, 9]), 13, 6)
-    [(0, 6), (4, 6), (6, 6)]
-    """
-    last, found = max(0, size - 1 - length), []
-    start = 0
-    while start < last:
-        found.append((start, length))
-        bar = int(bars[np.searchsorted(bars, start + length, side="right") - 1])
-        start = bar if bar > start else start + length
-    return [*found, (last, size - 1 - last)]
 
 
 class Continuations(NamedTuple):
@@ -184,8 +103,8 @@ class Music(TokenPrediction):
             raise ValueError(f"{name} must have notes for this task, but has none")
         return Piece(name, np.array([*tokens, self.notation.end]))
 
-    def examples(self, split: Split, length: int | None = None) -> Pieces:
-        """Returns stretches of the training pieces in all keys, and the beginnings of the others, as far as they go."""
+    def examples(self, split: Split, length: int | None = None) -> Excerpts:
+        """Returns excerpts of the training pieces in all keys, and the beginnings of the others, as far as they go."""
         pieces, own = self.pieces(split), self.options.length
         length = own if length is None else length
         require_sizes(length=length)
@@ -203,10 +122,10 @@ class Music(TokenPrediction):
             size = len(piece.tokens)
             keys = (shifts[:, np.unique(piece.tokens)] >= 0).all(1).nonzero()[:, 0].tolist()
             bars = np.flatnonzero(piece.tokens == self.notation.bar)
-            places = stretches_of(bars, size, length) if split == "train" else [(0, min(length, size - 1))]
+            places = excerpt_places(bars, size, length) if split == "train" else [(0, min(length, size - 1))]
             found += [(begin + start, count, key) for key in keys for start, count in places]
             begin += size
-        return Pieces(pieces, torch.tensor(found), shifts, min(length, longest))
+        return Excerpts(pieces, torch.tensor(found), shifts, min(length, longest))
 
     def model(self, config: Config) -> CausalModel:
         return CausalModel(config, symbols=len(self.notation.words))
@@ -246,7 +165,7 @@ class Music(TokenPrediction):
         for number, (row, nll) in enumerate(zip(drawn.rows, drawn.nlls, strict=True)):
             facts = {"prompt": prompt, "prompt_tokens": drawn.given, "tokens": len(row), "nll": nll}
             stem = out / f"piece-{number}"
-            paths += self.write_piece(self.notation.score(row), stem, start=drawn.start, reference=drawn.reference, facts=facts)
+            paths += write_piece(self.notation.score(row), stem, start=drawn.start, reference=drawn.reference, facts=facts)
         return paths
 
     def continuations(self, model: nn.Module, prompt: str | None, sampling: Sampling) -> Continuations:
@@ -255,7 +174,7 @@ class Music(TokenPrediction):
         given, reference = self.prompt(prompt)
         device = next(model.parameters()).device
         prompts = torch.tensor([given] * sampling.count, device=device)
-        grammar = Grammar(self.notation, sampling.count, device)
+        grammar = TokenGrammar(self.notation, sampling.count, device)
         found = generate_tokens(model, prompts, sampling, allowed=grammar, end=self.notation.end)
         rows, nlls = [], []
         for row, nats in zip(found.tokens.tolist(), -found.log_probabilities, strict=True):
@@ -294,29 +213,6 @@ class Music(TokenPrediction):
                 f"{self.options.length} tokens, but are {count}"
             )
         return long[:count]
-
-    def write_piece(
-        self, score: "Score", stem: Path, *, start: float, reference: "Score | None", facts: dict[str, Any]
-    ) -> list[Path]:  # fmt: skip
-        """Writes all files of a piece and returns them."""
-        midi, picture, sound, numbers = (stem.with_suffix(ending) for ending in (".mid", ".png", ".wav", ".json"))
-        score.dump_midi(midi)
-        roll(score, prompt=start, title=stem.name).savefig(picture, dpi=120)
-        silent = write_audio(midi, sound)
-        if silent:
-            warnings.warn(silent, stacklevel=2)
-        notes = notes_of(score)
-        facts = {
-            **facts,
-            "notes": len(notes.onsets),
-            "notes_per_beat": note_density(notes),
-            "pitch_classes": int((pitch_classes(notes) > 0).sum()),
-            "pitch_class_entropy": pitch_class_entropy(notes),
-            "style_by_quarter": {} if reference is None else style_similarity(score, reference, start=start),
-            "sound": silent or sound.name,
-        }
-        numbers.write_text(json.dumps(facts, indent=2) + "\n")
-        return [midi, picture, numbers] if silent else [midi, picture, sound, numbers]
 
     def prompt(self, prompt: str | None) -> tuple[list[int], "Score | None"]:
         """Returns the tokens to go on from, and the piece whose style they have."""
@@ -363,7 +259,7 @@ SIZES: dict[str, Any] = {
 embeddings begin smaller."""
 
 
-def presets(*, sines: int, ungated: bool, absolute: dict[str, Any], **fields: Any) -> dict[str, dict[str, Any]]:
+def music_presets(*, sines: int, ungated: bool, absolute: dict[str, Any], **fields: Any) -> dict[str, dict[str, Any]]:
     """Returns the paper's models: absolute positions, sines and convolutions, which all layers share, with a gate for each.
 
     Args:
@@ -372,7 +268,7 @@ def presets(*, sines: int, ungated: bool, absolute: dict[str, Any], **fields: An
         absolute: Fields of the model with absolute positions that differ.
         fields: Fields of all models.
 
-    >>> list(presets(sines=5, ungated=True, absolute={}))
+    >>> list(music_presets(sines=5, ungated=True, absolute={}))
     ['performer-ape', 'performer-sine', 'performer-conv', 'performer-sine-ungated', 'performer-conv-ungated']
     """
     common = {**SIZES, **fields}
@@ -388,140 +284,6 @@ def presets(*, sines: int, ungated: bool, absolute: dict[str, Any], **fields: An
     return found
 
 
-PIANO_EPOCH, GROOVE_EPOCH = 393, 552
-"""Steps in which the paper's training sees as many examples as there are pieces: 1,572 by batches of 4, 5,522 by 10."""
-
 LAPTOP = {
     "dim": 128, "layers": 4, "heads": 4, "batch": 8, "steps": 300, "warmup": 30, "rate": 1e-3, "evaluate_examples": 100,
 }  # fmt: skip
-
-
-class Piano(Music):
-    """Pop piano, as stored tokens or MIDI files."""
-
-    sines = 5
-    facts: ClassVar[Facts] = Facts(
-        words="the next token of a piano piece, in REMI tokens",
-        metric="nll",
-        source="AILabs1k7 pop piano (Hsiao et al. 2021) as stored tokens, or any MIDI files, tokenised by miditok",
-        size="1,572 / 87 / 88 pieces as in Liutkus et al. 2021; 80 / 10 / 10 % of MIDI files without folders for the splits",
-        licence="none stated for AILabs1k7; the sample is generated",
-        published="Liutkus et al. 2021 show the loss against the position as a figure; its numbers were not found",
-        files="one .npz of tokens, offsets, split and vocab; or .mid files, in folders or in one .zip",
-    )
-    defaults: ClassVar[dict[str, Any]] = LAPTOP
-    # How far the paper transposes is not known. It draws features anew with probability 0.05 at each step.
-    presets: ClassVar[dict[str, dict[str, Any]]] = presets(
-        sines=sines, ungated=True, absolute={"rate": 1e-4, "steps": 160 * PIANO_EPOCH},
-        task_options={"length": 2048, "transpose": 6}, batch=4, rate=2e-4, warmup=200, steps=140 * PIANO_EPOCH, redraw=20,
-    )  # fmt: skip
-
-    @cached_property
-    def stored(self) -> tuple[list[str], dict[Split, list[Piece]]] | None:
-        """The words of stored tokens and the pieces of each split, or None for MIDI files."""
-        return stored_in(self.data)
-
-    def find_notation(self) -> Notation:
-        if self.stored is not None:
-            return StoredRemi(self.stored[0])
-        # As in the stored pieces: sixteen positions in a bar, durations to its length.
-        config = music_package("miditok").TokenizerConfig(
-            pitch_range=(21, 109), beat_res={(0, 4): 4}, num_velocities=32, special_tokens=["PAD", "EOS"],
-            use_pitchdrum_tokens=False, use_chords=True, chord_tokens_with_root_note=True, use_tempos=True, num_tempos=65,
-            tempo_range=(32, 224), use_time_signatures=False,
-        )  # fmt: skip
-        return Remi(config, drums=False)
-
-    def read_pieces(self, split: Split) -> list[Piece]:
-        if self.stored is not None:
-            return self.stored[1][split]
-        if self.data is not None:
-            files = midi_files(Path(self.data))
-            return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
-        return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample_pieces(split, sample_piano))]
-
-
-class Unread(Notation):
-    """Stored tokens where miditok is missing, which is said wherever they should be notes: they are only trained on."""
-
-    def __init__(self, words: Sequence[str]):
-        super().__init__(words, {})
-
-    def score(self, tokens: Sequence[int]) -> "Score":
-        return music_package("miditok")
-
-    def tokens(self, score: "Score") -> list[int]:
-        return music_package("miditok")
-
-
-class Groove(Music):
-    """Drums, alone or with accompaniment, as MIDI files, or as the tokens that `store_pieces` made of them."""
-
-    sines = 8
-    facts: ClassVar[Facts] = Facts(
-        words="the next token of drums, with or without accompaniment",
-        metric="nll",
-        source="the Groove MIDI Dataset (Gillick et al. 2019), in place of Groove2Groove's accompaniments, or any MIDI files",
-        size="897 / 124 / 129 recordings; 80 / 10 / 10 % of MIDI files without info.csv or folders for the splits",
-        licence="CC BY 4.0; the sample is generated",
-        published="Liutkus et al. 2021 on Groove2Groove, medians read from a figure, 1st to 4th quarter: time-pitch APE .59 .41 "
-        ".31 .28, sine .56 .59 .56 .38, conv .59 .57 .56 .43; onset-duration APE .35 .29 .25 .08, sine .37 .43 .36 .27, conv "
-        ".43 .41 .38 .35. Not comparable with drums alone",
-        files="info.csv with the .mid files that it names, in a folder or one .zip; any .mid files; or one .npz of stored tokens",
-    )
-    defaults: ClassVar[dict[str, Any]] = LAPTOP
-    presets: ClassVar[dict[str, dict[str, Any]]] = presets(
-        sines=sines, ungated=False, absolute={}, task_options={"length": 512}, batch=10, rate=4e-4, warmup=1000,
-        steps=24 * GROOVE_EPOCH, redraw=40,
-    )  # fmt: skip
-    Options: ClassVar[type] = GrooveOptions
-    options: GrooveOptions
-
-    @cached_property
-    def stored(self) -> tuple[list[str], dict[Split, list[Piece]]] | None:
-        """The words of stored tokens and the pieces of each split, or None for MIDI files."""
-        found = stored_in(self.data)
-        if found is not None and not self.options.fills:
-            raise ValueError(
-                "fills must be true with stored tokens, which do not tell them apart, but is false: store them without"
-            )
-        return found
-
-    def find_notation(self) -> Notation:
-        if self.stored is None:
-            return self.read_by_miditok()
-        words = self.stored[0]
-        has_programs, both = any(kind_of(word) == "Program" for word in words), self.options.accompaniment
-        if has_programs != both:
-            raise ValueError(f"accompaniment must be {has_programs} for the stored tokens of {self.data}, but is {both}")
-        if find_spec("miditok") is None:
-            return Unread(words)
-        found = self.read_by_miditok()
-        if list(found.words) != words:
-            raise ValueError(f"data must have the tokens of miditok here, but those of {self.data} are others: store them again")
-        return found
-
-    def read_by_miditok(self) -> Notation:
-        """Returns the tokens that miditok makes of MIDI files."""
-        both = self.options.accompaniment
-        # Twelve positions in a beat, as in the paper. How long a drum is written says nothing.
-        config = music_package("miditok").TokenizerConfig(
-            pitch_range=(21, 109), beat_res={(0, 4): 12}, num_velocities=16, special_tokens=["PAD", "EOS"],
-            use_programs=both, use_pitchdrum_tokens=both, use_note_duration_programs=list(range(-1, 128)) if both else [],
-            use_tempos=True, num_tempos=32, tempo_range=(40, 300), use_time_signatures=True,
-            time_signature_range={8: [3, 5, 6, 7, 9, 12], 4: [1, 2, 3, 4, 5, 6, 7]},
-        )  # fmt: skip
-        return Remi(config, drums=None if both else True)
-
-    def read_pieces(self, split: Split) -> list[Piece]:
-        if self.data is None:
-            make = sample_band if self.options.accompaniment else sample_drums
-            return [self.piece(f"{split}:{number}", score) for number, score in enumerate(sample_pieces(split, make))]
-        if self.stored is not None:
-            return self.stored[1][split]
-        files = midi_files(Path(self.data))
-        table = next((name for name in files if name.rsplit("/", 1)[-1] == TABLE), None)
-        if table is None:
-            return [self.piece(name, read_midi(files[name](), name)) for name in shares(files)[split]]
-        names = listed(files, table, split, fills=self.options.fills)
-        return [self.piece(name, read_midi(files[name](), name)) for name in names]
