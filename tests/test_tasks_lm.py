@@ -22,7 +22,7 @@ from lagwise.lab.tasks.models import CausalModel
 from lagwise.lab.tasks.text.corpora import documents_of
 from lagwise.lab.tasks.text.lm import LanguageModel
 from lagwise.lab.tasks.text.streams import BYTE_END, BYTE_MASK
-from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, losses_by_position
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, mean_loss_by_position
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
 BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}
@@ -256,7 +256,7 @@ def test_thirty_steps_lower_the_loss(options):
 def test_loss_against_position():
     task = LanguageModel(length=32, packed=False)
     model, examples = model_of(task), task.examples("test", 64)
-    found = losses_by_position(model, examples, examples.length, 4)
+    found = mean_loss_by_position(model, examples, examples.length, 4)
     assert [each.first for each in found] == [0, 16, 32, 48] and {each.tokens for each in found} == {16 * len(examples)}
     batch = examples.batch(range(len(examples)))
     with torch.no_grad():

@@ -45,14 +45,14 @@ def generate_tokens(
         end: A token after which a row is over: it is repeated to the end.
     """
     check_sampling(model, prompts, sampling)
-    draws = torch.Generator(prompts.device).manual_seed(sampling.seed)
+    rng = torch.Generator(prompts.device).manual_seed(sampling.seed)
     tokens = prompts.new_empty(len(prompts), sampling.length)
     tokens[:, : prompts.shape[1]] = prompts
     over = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
     found, new, cache = [], prompts, model.encoder.new_cache()
     for time in range(prompts.shape[1], sampling.length):
         scores = model.step(new, cache).float()
-        choice = draw_tokens(scores, sampling, draws, None if allowed is None else allowed(tokens[:, :time]))
+        choice = draw_tokens(scores, sampling, rng, None if allowed is None else allowed(tokens[:, :time]))
         choice = choice if end is None else torch.where(over, end, choice)
         found.append(scores.log_softmax(1).gather(1, choice[:, None])[:, 0])
         tokens[:, time], new = choice, choice[:, None]
@@ -83,7 +83,7 @@ def check_sampling(model: nn.Module, prompts: Tensor, sampling: Sampling) -> Non
 def draw_tokens(
     scores: Float[Tensor, "batch symbols"],
     sampling: Sampling,
-    draws: torch.Generator,
+    rng: torch.Generator,
     allowed: Bool[Tensor, "batch symbols"] | None = None,
 ) -> Int[Tensor, " batch"]:
     """Returns a token for each row, drawn by temperature and nucleus from those that are allowed."""
@@ -93,7 +93,7 @@ def draw_tokens(
         scores = scores.masked_fill(~allowed, -torch.inf)
     if sampling.temperature == 0.0:
         return scores.argmax(1)
-    return torch.multinomial(in_nucleus(scores / sampling.temperature, sampling.nucleus), 1, generator=draws)[:, 0]
+    return torch.multinomial(in_nucleus(scores / sampling.temperature, sampling.nucleus), 1, generator=rng)[:, 0]
 
 
 def in_nucleus(scores: Float[Tensor, "batch symbols"], nucleus: float) -> Float[Tensor, "batch symbols"]:

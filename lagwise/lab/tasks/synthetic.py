@@ -141,13 +141,13 @@ CHAINS = torch.tensor([[0.2, 0.4], [0.3, 0.6]])
 """For each class and state the probability of leaving it. In the long run both chains have two zeros for each one."""
 
 
-def chain_strings(count: int, length: int, draws: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
+def chain_strings(count: int, length: int, rng: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
     """Returns strings and the chains that they come from; the first symbol has the chains' long-run shares."""
-    label = torch.randint(2, (count,), generator=draws)
-    state = (torch.rand(count, generator=draws) < 1 / 3).long()
+    label = torch.randint(2, (count,), generator=rng)
+    state = (torch.rand(count, generator=rng) < 1 / 3).long()
     symbols = [state]
     for _ in range(length - 1):
-        leaves = torch.rand(count, generator=draws) < CHAINS[label, state]
+        leaves = torch.rand(count, generator=rng) < CHAINS[label, state]
         state = torch.where(leaves, 1 - state, state)
         symbols.append(state)
     return torch.stack(symbols, dim=1), label
@@ -249,7 +249,7 @@ def chances(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "ti
     return torch.stack(rows[:0:-1])
 
 
-def reber_strings(count: int, lengths: range, draws: torch.Generator) -> list[bytes]:
+def reber_strings(count: int, lengths: range, rng: torch.Generator) -> list[bytes]:
     """Returns strings x R y R of the given lengths, each with the probability that the grammar gives it among those.
 
     The walk is that of the grammar under the condition that it ends in time.
@@ -258,11 +258,11 @@ def reber_strings(count: int, lengths: range, draws: torch.Generator) -> list[by
     likely = chances(after, range(lengths[0] - 1, lengths[-1]))
     if not likely[0, 0] > 0.0:
         raise ValueError(f"length must be one that strings of the grammar have, at least 12, but is {lengths[0]}")
-    first = torch.randint(2, (count,), generator=draws)
+    first = torch.randint(2, (count,), generator=rng)
     state, written = torch.zeros(count, dtype=torch.int64), [SYMBOLS.index("T") + first]
     for time in range(1, len(likely)):
         ways = likely[time][after[state]]
-        way = (torch.rand(count, generator=draws, dtype=torch.float64) * ways.sum(1) >= ways[:, 0]).long()
+        way = (torch.rand(count, generator=rng, dtype=torch.float64) * ways.sum(1) >= ways[:, 0]).long()
         written.append(torch.where(state == BETWEEN, SYMBOLS.index("P") - first, symbols[state, way]))
         state = after[state, way]
         written[-1][state == DONE] |= ENDED
@@ -280,12 +280,12 @@ DRAWN = 4096
 """Strings that are drawn at a time, whatever is asked for, so that the first ones are always the same."""
 
 
-def different_strings(count: int, lengths: range, draws: torch.Generator) -> Sequence[bytes]:
+def different_strings(count: int, lengths: range, rng: torch.Generator) -> Sequence[bytes]:
     """Returns the first strings of a drawing, without those that came before."""
     found: dict[bytes, None] = {}
     while len(found) < count:
         before = len(found)
-        found.update(dict.fromkeys(reber_strings(DRAWN, lengths, draws)))
+        found.update(dict.fromkeys(reber_strings(DRAWN, lengths, rng)))
         if len(found) < count and len(found) - before < DRAWN // 100:
             raise ValueError(f"length must allow {count:,} different strings, but is {lengths[0]}: ask for fewer or longer ones")
     return list(found)[:count]
@@ -349,16 +349,16 @@ MARKED = 10
 
 
 def marked_values(
-    count: int, length: int, draws: torch.Generator
+    count: int, length: int, rng: torch.Generator
 ) -> tuple[Float[Tensor, "count length 2"], Float[Tensor, " count"]]:
     """Returns values and marks, 1 at two places and -1 at both ends, and the targets.
 
     The mark of the two places counts more. Where the first mark is at the very first place, the value there is 0, as in the
     paper's program.
     """
-    values = torch.rand(count, length, generator=draws) * 2.0 - 1.0
-    first = torch.randint(MARKED, (count,), generator=draws)
-    second = torch.randint(length // 2 - 2, (count,), generator=draws)
+    values = torch.rand(count, length, generator=rng) * 2.0 - 1.0
+    first = torch.randint(MARKED, (count,), generator=rng)
+    second = torch.randint(length // 2 - 2, (count,), generator=rng)
     second = second + (second >= first)
     rows = torch.arange(count)
     values[:, 0] = torch.where(first == 0, 0.0, values[:, 0])

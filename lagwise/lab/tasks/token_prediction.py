@@ -78,7 +78,7 @@ class Bin(NamedTuple):
 
 
 @torch.no_grad()
-def losses_by_position(
+def mean_loss_by_position(
     model: nn.Module, examples: Examples, length: int, bins: int, *, batch: int = 16, limit: int | None = None
 ) -> list[Bin]:
     """Returns the mean loss against the position in the sequence, in bins of equal width; empty bins are left out.

@@ -14,14 +14,14 @@ from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
 from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, from_hub, nonempty, required_file, table_rows
-from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
+from lagwise.lab.tasks.lra.presets import largest_rate, lra_presets, suited_options
 from lagwise.lab.tasks.models import Classifier
 
 SYMBOLS = 256
 COLUMNS = ("label", "id", "text")
 SOURCE = "unpack aclImdb_v1.tar.gz of https://ai.stanford.edu/~amaas/data/sentiment/ and give its folder aclImdb"
 
-PRESETS = presets(
+PRESETS = lra_presets(
     realizations=64, task_options={"length": 1000}, layers=4, heads=4, dim=256, hidden=1024, batch=8,
     rate=largest_rate(0.0125, 8000), schedule="rsqrt", warmup=8000, steps=30_000, weight_decay=0.1, dropout=0.1,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Fact
 from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, nonempty, required_file, table_rows
 from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, pack_bytes
-from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
+from lagwise.lab.tasks.lra.presets import largest_rate, lra_presets, suited_options
 from lagwise.lab.tasks.models import Classifier, Pooling, check_pooling
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
@@ -116,7 +116,7 @@ class Retrieval(Classification):
         "dim": 64, "layers": 2, "batch": 16, "steps": 500, "warmup": 50, "evaluate_examples": 1000,
         "task_options": {"length": 256},
     }  # fmt: skip
-    presets = presets(
+    presets = lra_presets(
         realizations=64, task_options={"length": 4000}, layers=4, heads=4, dim=128, hidden=512, batch=8,
         rate=largest_rate(0.005, 3000), schedule="rsqrt", warmup=3000, steps=15_000, weight_decay=0.1, dropout=0.1,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from lagwise.lab.tasks.music.music_files import Piece
 from lagwise.lab.tasks.music.notation import Notation, TokenGrammar, read_midi
 from lagwise.lab.tasks.music.rendering import write_piece
 from lagwise.lab.tasks.music.styles import notes_of, style_similarity
-from lagwise.lab.tasks.token_prediction import MeanLoss, Perplexity, TokenPrediction, losses_by_position, token_losses
+from lagwise.lab.tasks.token_prediction import MeanLoss, Perplexity, TokenPrediction, mean_loss_by_position, token_losses
 
 if TYPE_CHECKING:
     from symusic.core import ScoreTick as Score
@@ -140,7 +140,7 @@ class Music(TokenPrediction):
     def curves(self, model: nn.Module, split: Split, length: int | None, *, batch: int, limit: int | None) -> dict[str, Any]:
         """Returns the mean loss in bins of 128 positions (the first one, nats, tokens), within and beyond the training length."""
         examples = self.examples(split, length)
-        found = np.array(losses_by_position(model, examples, examples.length, examples.length, batch=batch, limit=limit))
+        found = np.array(mean_loss_by_position(model, examples, examples.length, examples.length, batch=batch, limit=limit))
         first, nats, count = found[:, 0].astype(int), found[:, 1] * found[:, 2], found[:, 2]
         starts = range(0, int(first.max()) + 1, BIN)
         bins = [(start, (first >= start) & (first < start + BIN)) for start in starts]

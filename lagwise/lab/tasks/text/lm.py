@@ -21,7 +21,7 @@ from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretra
 from lagwise.lab.tasks.text.streams import Alphabet, Stream, alphabet_of, alphabet_of_bytes, encode_bytes, encode_stream
 from lagwise.lab.tasks.text.text_rows import CausalRows, MaskedRows
 from lagwise.lab.tasks.text.tokenization import TOKENIZER, TokenizerTask, load_tokenizer, text_digest, trained_tokenizer
-from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, TokenPrediction, losses_by_position, token_losses
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, TokenPrediction, mean_loss_by_position, token_losses
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -200,7 +200,7 @@ class LanguageModel(TokenizerTask, TokenPrediction):
         """Returns the mean loss in bins of an eighth of the training length: the first position of each, nats, tokens."""
         length = self.options.length if length is None else length
         bins = -(-length // max(1, self.options.length // 8))
-        found = losses_by_position(model, self.examples(split, length), length, bins, batch=batch, limit=limit)
+        found = mean_loss_by_position(model, self.examples(split, length), length, bins, batch=batch, limit=limit)
         return {"loss_by_position": [list(each) for each in found]}
 
     def generate(self, model: nn.Module, prompt: str | None, sampling: Sampling, out: Path) -> list[Path]:

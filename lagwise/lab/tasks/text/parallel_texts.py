@@ -87,11 +87,11 @@ def invented_words(syllables: Sequence[str]) -> list[str]:
 def sample_parallel(split: Split) -> Parallel:
     """Returns sentences of an invented language, and their translations into another: other words, the last one first."""
     read, written = invented_words(["ka", "mo", "ti", "re", "su", "lin"]), invented_words(["dor", "fe", "gu", "wy", "zan", "hob"])
-    draws = torch.Generator().manual_seed(SPLITS.index(split))
+    rng = torch.Generator().manual_seed(SPLITS.index(split))
 
     def sentences() -> Iterator[list[int]]:
-        for size in torch.randint(2, 8, (SAMPLE_SIZES[split],), generator=draws).tolist():
-            yield torch.randint(SAMPLE_WORDS, (size,), generator=draws).tolist()
+        for size in torch.randint(2, 8, (SAMPLE_SIZES[split],), generator=rng).tolist():
+            yield torch.randint(SAMPLE_WORDS, (size,), generator=rng).tolist()
 
     rows = list(sentences())
     return Parallel(

@@ -150,28 +150,28 @@ SAMPLE_SIZES = {"train": 48, "dev": 16}
 
 def sample_articles(part: Literal["train", "dev"]) -> list[Article]:
     """Returns made-up lives of made-up people, with four questions each. Nobody is in both parts."""
-    generator = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     names = [f"{first} {last}" for last in FAMILIES for first in PEOPLE]
-    order = torch.randperm(len(names), generator=generator).tolist()
-    lives = [life(names[index], generator) for index in order[: sum(SAMPLE_SIZES.values())]]
+    order = torch.randperm(len(names), generator=rng).tolist()
+    lives = [life(names[index], rng) for index in order[: sum(SAMPLE_SIZES.values())]]
     return lives[: SAMPLE_SIZES["train"]] if part == "train" else lives[SAMPLE_SIZES["train"] :]
 
 
-def life(name: str, generator: torch.Generator) -> Article:
+def life(name: str, rng: torch.Generator) -> Article:
     """Returns one of them; in the texts answers stand between stars."""
 
     def two_of(words: Sequence[str]) -> list[str]:
-        return [words[int(index)] for index in torch.randperm(len(words), generator=generator)[:2]]
+        return [words[int(index)] for index in torch.randperm(len(words), generator=rng)[:2]]
 
     (home, town), (job, other) = two_of(PLACES), two_of(JOBS)
-    year = 1700 + int(torch.randint(150, (), generator=generator))
+    year = 1700 + int(torch.randint(150, (), generator=rng))
     facts = [
         (f"{name} was born in *{home}* in {year}.", f"Where was {name} born?"),
         (f"The first work of {name} was that of a *{job}*.", f"What was the first work of {name}?"),
         (f"After {year + 20}, {name} moved to *{town}* and became a {other}.", f"Where did {name} move?"),
         (f"{name} died in {town} in *{year + 60}*.", f"When did {name} die?"),
     ]
-    starred = " ".join(facts[index][0] for index in torch.randperm(len(facts), generator=generator).tolist())
+    starred = " ".join(facts[index][0] for index in torch.randperm(len(facts), generator=rng).tolist())
     context = starred.replace("*", "")
     asked = []
     for number, (text, question) in enumerate(facts):

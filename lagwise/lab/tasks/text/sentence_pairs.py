@@ -67,7 +67,7 @@ class Buckets(Examples):
         }
 
 
-def group_by_size(sizes: Int[np.ndarray, " rows"], tokens: int, draws: torch.Generator) -> list[Int[np.ndarray, " group"]]:
+def group_by_size(sizes: Int[np.ndarray, " rows"], tokens: int, rng: torch.Generator) -> list[Int[np.ndarray, " group"]]:
     """Returns groups of rows of about one size, each with at most so many tokens when it is padded, in a mixed order.
 
     A row that has more is a group of its own.
@@ -76,7 +76,7 @@ def group_by_size(sizes: Int[np.ndarray, " rows"], tokens: int, draws: torch.Gen
     >>> sorted(sorted(group.tolist()) for group in groups)
     [[0, 2, 4], [1], [3]]
     """
-    mixed = torch.randperm(len(sizes), generator=draws).numpy()
+    mixed = torch.randperm(len(sizes), generator=rng).numpy()
     order = mixed[np.argsort(sizes[mixed], kind="stable")]
     ascending, start, groups = sizes[order], 0, []
     while start < len(order):
@@ -84,4 +84,4 @@ def group_by_size(sizes: Int[np.ndarray, " rows"], tokens: int, draws: torch.Gen
         count = max(1, int((window * np.arange(1, len(window) + 1) <= tokens).sum()))
         groups.append(order[start : start + count])
         start += count
-    return [groups[index] for index in torch.randperm(len(groups), generator=draws).tolist()]
+    return [groups[index] for index in torch.randperm(len(groups), generator=rng).tolist()]

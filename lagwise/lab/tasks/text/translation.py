@@ -177,11 +177,11 @@ class Translate(TokenizerTask):
         if not len(rows):
             raise ValueError(f"length must leave some pairs of {split}, but all of {len(whole)} have more than {length} tokens")
         # Those that evaluate do not depend on the seed, so that a part of them is the same for all.
-        draws = torch.Generator().manual_seed(self.seed if split == "train" else 0)
+        rng = torch.Generator().manual_seed(self.seed if split == "train" else 0)
         for side in (source, target):
             side.sizes = side.sizes.clamp(max=length)
         padded = torch.maximum(source.sizes, target.sizes).numpy()
-        groups = [torch.from_numpy(rows[group]) for group in group_by_size(padded[rows], self.options.tokens, draws)]
+        groups = [torch.from_numpy(rows[group]) for group in group_by_size(padded[rows], self.options.tokens, rng)]
         return Buckets(source, target, groups, split=split, end=self.end, limit=length, longer=self.options.longer)
 
     def model(self, config: Config) -> Translator:
