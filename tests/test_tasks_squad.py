@@ -16,7 +16,7 @@ from lagwise.lab.config import Config, with_fields
 from lagwise.lab.loop import Session, Settings, make_config, train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
-from lagwise.lab.tasks.text.questions import Asked, divide_articles, read_articles, sample_articles
+from lagwise.lab.tasks.text.questions import Question, divide_articles, read_articles, sample_articles
 from lagwise.lab.tasks.text.spans import SpanMetric, best_spans, mask_scores
 from lagwise.lab.tasks.text.squad import Squad
 
@@ -188,7 +188,7 @@ def test_the_best_span_is_that_of_all_pairs():
 
 
 def asked(*answers, context="one two three four five", key="q"):
-    return Asked(key, "?", context, answers, 0)
+    return Question(key, "?", context, answers, 0)
 
 
 def scores(text, *answers):
@@ -319,7 +319,7 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
             "answers": {"text": list(each.answers), "answer_start": [each.start] * len(each.answers)},
         }
         for article in read_articles(folder, "train-v1.1.json")
-        for each in article.asked
+        for each in article.questions
     ]  # fmt: skip
     called = []
 
@@ -381,7 +381,7 @@ def test_the_sample_is_fixed_and_answered_by_its_labels():
         warnings.simplefilter("error")
         counts = [len(task.examples(split)) for split in SPLITS]
     assert counts[0] >= 192 and counts[1] == counts[2] >= 64
-    wanted = {each.key: each.answers[0] for article in task.articles["dev"] for each in article.asked}
+    wanted = {each.key: each.answers[0] for article in task.articles["dev"] for each in article.questions}
     assert answers_of(task) == wanted
     people = [{article.title for article in sample_articles(part)} for part in ("train", "dev")]
     assert not people[0] & people[1]
@@ -550,7 +550,7 @@ def test_a_run_trains_goes_on_and_writes_predictions_in_the_official_format(tmp_
     session = Session(config, settings)
     (file,) = session.task.generate(session.model.eval(), None, Sampling(), tmp_path / "out")
     predictions, articles = json.loads(file.read_text()), json.loads((tmp_path / "run" / "articles.json").read_text())
-    asked = [each for article in sample_articles("dev") for each in article.asked]
+    asked = [each for article in sample_articles("dev") for each in article.questions]
     assert set(predictions) == {each.key for each in asked} and file.name == "predictions.json"
     assert all(predictions[each.key] and predictions[each.key] in each.context for each in asked)
     assert articles == {part: [article.title for article in sample_articles(part)] for part in ("train", "dev")}

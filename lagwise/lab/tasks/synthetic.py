@@ -59,7 +59,7 @@ def lag_options(encoding: str, longest: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SplitSizes:
     """How many examples of each split are generated."""
 
     train: int = 1_000
@@ -71,7 +71,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class ProcessOptions(Sizes):
+class ProcessOptions(SplitSizes):
     """What can be chosen of the strings of two Markov chains: beside their numbers, the symbols of each."""
 
     train: int = 5_000
@@ -154,7 +154,7 @@ def chain_strings(count: int, length: int, rng: torch.Generator) -> tuple[Int[Te
 
 
 @dataclass(frozen=True)
-class ReberOptions(Sizes):
+class ReberOptions(SplitSizes):
     """What can be chosen of the strings of the embedded Reber grammar.
 
     Args:
@@ -236,7 +236,7 @@ def automaton() -> tuple[Int[Tensor, "states 2"], Int[Tensor, "states 2"]]:
     return ways[..., 0], ways[..., 1]
 
 
-def chances(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "times states"]:
+def ending_probabilities(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "times states"]:
     """Returns, for each number of symbols so far and each state, how likely the walk ends with one of some lengths.
 
     Before the first of the lengths only their proportions are right: they would become too small for numbers.
@@ -255,7 +255,7 @@ def reber_strings(count: int, lengths: range, rng: torch.Generator) -> list[byte
     The walk is that of the grammar under the condition that it ends in time.
     """
     symbols, after = automaton()
-    likely = chances(after, range(lengths[0] - 1, lengths[-1]))
+    likely = ending_probabilities(after, range(lengths[0] - 1, lengths[-1]))
     if not likely[0, 0] > 0.0:
         raise ValueError(f"length must be one that strings of the grammar have, at least 12, but is {lengths[0]}")
     first = torch.randint(2, (count,), generator=rng)
@@ -292,7 +292,7 @@ def different_strings(count: int, lengths: range, rng: torch.Generator) -> Seque
 
 
 @dataclass(frozen=True)
-class AddingOptions(Sizes):
+class AddingOptions(SplitSizes):
     """What can be chosen of sequences with marks: beside their numbers, the values of each."""
 
     length: int = 100

@@ -69,7 +69,7 @@ class BitsPerByte(Metric):
         return self.nats / math.log(2.0) / self.bytes
 
 
-class Bin(NamedTuple):
+class LossBin(NamedTuple):
     """The mean loss of the tokens at some positions."""
 
     first: int
@@ -80,7 +80,7 @@ class Bin(NamedTuple):
 @torch.no_grad()
 def mean_loss_by_position(
     model: nn.Module, examples: Examples, length: int, bins: int, *, batch: int = 16, limit: int | None = None
-) -> list[Bin]:
+) -> list[LossBin]:
     """Returns the mean loss against the position in the sequence, in bins of equal width; empty bins are left out.
 
     Args:
@@ -100,4 +100,4 @@ def mean_loss_by_position(
         nats.index_add_(0, where, losses)
         count.index_add_(0, where, torch.ones_like(losses))
     there = [number for number in range(bins) if count[number] > 0]
-    return [Bin(number * width, float(nats[number] / count[number]), int(count[number])) for number in there]
+    return [LossBin(number * width, float(nats[number] / count[number]), int(count[number])) for number in there]

@@ -99,8 +99,8 @@ class Text(Classification):
         if self.data is None:
             return {split: sample_reviews(split)}
         if split == "test":
-            return {"test": shuffled(read_reviews(self.data, "test"))}
-        texts = shuffled(read_reviews(self.data, "train"))
+            return {"test": shuffle_reviews(read_reviews(self.data, "test"))}
+        texts = shuffle_reviews(read_reviews(self.data, "train"))
         kept = self.options.validation
         if kept >= len(texts):
             raise ValueError(f"validation must be less than the number of training texts, {len(texts)}, but is {kept}")
@@ -152,7 +152,7 @@ def read_folder(folder: Path, label: int) -> list[Review]:
     return [Review(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
 
 
-def shuffled(texts: Sequence[Review]) -> list[Review]:
+def shuffle_reviews(texts: Sequence[Review]) -> list[Review]:
     """Returns the texts in an order that mixes classes, so that any first ones stand for all."""
     return [texts[index] for index in fixed_order(len(texts))]
 

@@ -202,7 +202,7 @@ class GeneratedExpressions(Examples):
         return {"tokens": tokens, "ends": ends, "label": label}
 
 
-class Level(NamedTuple):
+class ExpressionLevel(NamedTuple):
     """The nodes of one level of many expressions, in their order."""
 
     words: Int[Tensor, " nodes"]
@@ -250,7 +250,7 @@ def expression_lengths(roots: Int[Tensor, " count"], grammar: ExpressionGrammar)
     return total
 
 
-def grow_levels(roots: Int[Tensor, " count"], grammar: ExpressionGrammar) -> list[Level]:
+def grow_levels(roots: Int[Tensor, " count"], grammar: ExpressionGrammar) -> list[ExpressionLevel]:
     """Grows expressions level by level, as far as none is too long. A node is a function of its seed.
 
     An operator is at the root, and elsewhere with probability 1/4 as long as there are levels left.
@@ -267,7 +267,7 @@ def grow_levels(roots: Int[Tensor, " count"], grammar: ExpressionGrammar) -> lis
         # One that is too long already grows no further, and is never used.
         arguments = 2 + ((seeds[operates] >> 2) & (2**20 - 1)) % (grammar.arguments - 1)
         arguments = torch.where(total[owners[operates]] < grammar.longest, arguments, 0)
-        grown.append(Level(words, owners, arguments))
+        grown.append(ExpressionLevel(words, owners, arguments))
         if not len(arguments):
             break
         number = torch.arange(int(arguments.sum())) - (arguments.cumsum(0) - arguments).repeat_interleave(arguments)
@@ -297,7 +297,7 @@ def write_expressions(
     return tokens, ends, values.to(torch.uint8)
 
 
-def measure_levels(grown: list[Level]) -> tuple[list[Int[Tensor, " nodes"]], Int[Tensor, " count"]]:
+def measure_levels(grown: list[ExpressionLevel]) -> tuple[list[Int[Tensor, " nodes"]], Int[Tensor, " count"]]:
     """Returns the numbers of tokens of all nodes, level by level, and the values of the first level."""
     sizes: list[Tensor] = []
     values = torch.empty(0, dtype=torch.int64)

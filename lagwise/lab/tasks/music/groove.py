@@ -12,7 +12,7 @@ from lagwise.lab.tasks.base import SPLITS, Facts, Split
 from lagwise.lab.tasks.music.music_files import ARRAYS, TABLE, Piece, listed_files, midi_files, split_files, stored_in
 from lagwise.lab.tasks.music.music_sample import sample_band, sample_drums, sample_pieces
 from lagwise.lab.tasks.music.music_task import LAPTOP, Music, MusicOptions, music_presets
-from lagwise.lab.tasks.music.notation import Notation, Remi, Unread, kind_of, music_package, read_midi
+from lagwise.lab.tasks.music.notation import Notation, Remi, UnreadableNotation, kind_of, music_package, read_midi
 
 EPOCH = 552
 """Steps in which the paper's training sees as many examples as there are pieces: 5,522 by batches of 10."""
@@ -77,7 +77,7 @@ class Groove(Music):
         if has_programs != both:
             raise ValueError(f"accompaniment must be {has_programs} for the stored tokens of {self.data}, but is {both}")
         if find_spec("miditok") is None:
-            return Unread(words)
+            return UnreadableNotation(words)
         found = self.read_by_miditok()
         if list(found.words) != words:
             raise ValueError(f"data must have the tokens of miditok here, but those of {self.data} are others: store them again")

@@ -220,7 +220,7 @@ class StoredRemi(Notation):
         )
 
 
-class Unread(Notation):
+class UnreadableNotation(Notation):
     """Stored tokens where miditok is missing, which is said wherever they should be notes: they are only trained on."""
 
     def __init__(self, words: Sequence[str]):

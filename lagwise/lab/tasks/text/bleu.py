@@ -13,7 +13,7 @@ WORDS = ("13a", "intl", "char", "zh", "none")
 """Of the ways in which sacrebleu splits words, those that need nothing else."""
 
 
-class Told(NamedTuple):
+class MeasuredTranslations(NamedTuple):
     """What the metrics are told beside the loss of each token."""
 
     correct: Bool[Tensor, " tokens"]
@@ -49,7 +49,7 @@ class Bleu(Metric):
         for name in ("matched", "total"):
             self.add_state(name, default=torch.zeros(self.bleu.max_ngram_order, dtype=torch.int64), dist_reduce_fx="sum")
 
-    def update(self, losses: Float[Tensor, " tokens"], told: Told) -> None:
+    def update(self, losses: Float[Tensor, " tokens"], told: MeasuredTranslations) -> None:
         own: Any = self.bleu.corpus_score(told.translations, [told.references])
         self.lengths += self.lengths.new_tensor([own.sys_len, own.ref_len])
         self.matched += self.matched.new_tensor(own.counts)
@@ -67,5 +67,5 @@ class TokenAccuracy(MeanMetric):
 
     higher_is_better = True
 
-    def update(self, losses: Float[Tensor, " tokens"], told: Told) -> None:
+    def update(self, losses: Float[Tensor, " tokens"], told: MeasuredTranslations) -> None:
         super().update(told.correct.float())

@@ -24,7 +24,7 @@ SOURCE = (
 )
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """A question, where its answer is looked for, and the answers that count."""
 
     key: str
@@ -39,23 +39,23 @@ class Article(NamedTuple):
     """The questions on an article."""
 
     title: str
-    asked: list[Asked]
+    questions: list[Question]
 
 
 def read_articles(data: Path | str, name: str) -> list[Article]:
     """Returns the articles of an official file, or of the same part on the Hub."""
     if data == HUB:
-        return from_rows(from_hub(ON_THE_HUB, "train" if name == FILES["train"] else "validation"))
+        return articles_of_rows(from_hub(ON_THE_HUB, "train" if name == FILES["train"] else "validation"))
     path = required_file(data, name.removesuffix(".xz").removesuffix(".gz"), SOURCE)
-    found = [article_of(f"{path}, {place}", entry) for place, entry in items(str(path), json_of(path), "data")]
-    counts = Counter(asked.key for article in found for asked in article.asked)
+    found = [article_of(f"{path}, {place}", entry) for place, entry in list_entries(str(path), read_squad(path), "data")]
+    counts = Counter(asked.key for article in found for asked in article.questions)
     twice = [key for key, count in counts.items() if count > 1]
     if twice:
         raise ValueError(f"{path}: the id {twice[0]!r} is there twice, but expected is another one for each question")
     return found
 
 
-def json_of(path: Path) -> Any:
+def read_squad(path: Path) -> Any:
     """Returns the content of a JSON file, plain or compressed."""
     try:
         with open_bytes(path) as file:
@@ -66,7 +66,7 @@ def json_of(path: Path) -> Any:
         raise ValueError(f"{path}, line 1: the text is not UTF-8 ({error}), but expected is a JSON file of SQuAD 1.1") from error
 
 
-def field(place: str, entry: Any, name: str, kind: type) -> Any:
+def typed_field(place: str, entry: Any, name: str, kind: type) -> Any:
     """Returns a field of an entry, which must be of a type."""
     if not isinstance(entry, dict) or not isinstance(entry.get(name), kind) or isinstance(entry[name], bool):
         shown = repr(entry.get(name))[:40] if isinstance(entry, dict) and name in entry else "missing"
@@ -75,9 +75,9 @@ def field(place: str, entry: Any, name: str, kind: type) -> Any:
     return entry[name]
 
 
-def items(place: str, entry: Any, name: str) -> list[tuple[str, Any]]:
+def list_entries(place: str, entry: Any, name: str) -> list[tuple[str, Any]]:
     """Returns the entries of a list in an entry, each with its place in it; an empty list raises."""
-    found = field(place, entry, name, list)
+    found = typed_field(place, entry, name, list)
     if not found:
         raise ValueError(f"{place}: {name} is empty, but expected is one entry at least, as in the files of SQuAD 1.1")
     return [(f"{name}[{number}]", each) for number, each in enumerate(found)]
@@ -86,20 +86,20 @@ def items(place: str, entry: Any, name: str) -> list[tuple[str, Any]]:
 def article_of(place: str, entry: Any) -> Article:
     """Returns the questions of an article of an official file."""
     asked = []
-    for paragraph_place, paragraph in items(place, entry, "paragraphs"):
+    for paragraph_place, paragraph in list_entries(place, entry, "paragraphs"):
         context_place = f"{place}.{paragraph_place}"
-        context = field(context_place, paragraph, "context", str)
-        for question_place, question in items(context_place, paragraph, "qas"):
-            asked.append(asked_of(f"{context_place}.{question_place}", question, context))
-    return Article(field(place, entry, "title", str), asked)
+        context = typed_field(context_place, paragraph, "context", str)
+        for question_place, question in list_entries(context_place, paragraph, "qas"):
+            asked.append(question_of(f"{context_place}.{question_place}", question, context))
+    return Article(typed_field(place, entry, "title", str), asked)
 
 
-def asked_of(place: str, entry: Any, context: str) -> Asked:
+def question_of(place: str, entry: Any, context: str) -> Question:
     """Returns a question of an official file."""
     answers = []
-    for answer_place, answer in items(place, entry, "answers"):
+    for answer_place, answer in list_entries(place, entry, "answers"):
         own_place = f"{place}.{answer_place}"
-        text, start = field(own_place, answer, "text", str), field(own_place, answer, "answer_start", int)
+        text, start = typed_field(own_place, answer, "text", str), typed_field(own_place, answer, "answer_start", int)
         if not 0 <= start <= len(context) - len(text):
             raise ValueError(
                 f"{own_place}: answer_start is {start}, but expected is a place in the context of {len(context)} "
@@ -107,15 +107,17 @@ def asked_of(place: str, entry: Any, context: str) -> Asked:
             )
         answers.append((text, start))
     texts = tuple(text for text, _ in answers)
-    return Asked(field(place, entry, "id", str), field(place, entry, "question", str), context, texts, answers[0][1])
+    return Question(
+        typed_field(place, entry, "id", str), typed_field(place, entry, "question", str), context, texts, answers[0][1]
+    )
 
 
-def from_rows(rows: Iterable[Mapping[str, Any]]) -> list[Article]:
+def articles_of_rows(rows: Iterable[Mapping[str, Any]]) -> list[Article]:
     """Returns the articles of rows with one question each, as the Hub has them."""
-    found: dict[str, list[Asked]] = {}
+    found: dict[str, list[Question]] = {}
     for row in rows:
         answers = row["answers"]
-        asked = Asked(row["id"], row["question"], row["context"], tuple(answers["text"]), answers["answer_start"][0])
+        asked = Question(row["id"], row["question"], row["context"], tuple(answers["text"]), answers["answer_start"][0])
         found.setdefault(row["title"], []).append(asked)
     return [Article(title, asked) for title, asked in found.items()]
 
@@ -153,11 +155,11 @@ def sample_articles(part: Literal["train", "dev"]) -> list[Article]:
     rng = torch.Generator().manual_seed(0)
     names = [f"{first} {last}" for last in FAMILIES for first in PEOPLE]
     order = torch.randperm(len(names), generator=rng).tolist()
-    lives = [life(names[index], rng) for index in order[: sum(SAMPLE_SIZES.values())]]
+    lives = [sample_life(names[index], rng) for index in order[: sum(SAMPLE_SIZES.values())]]
     return lives[: SAMPLE_SIZES["train"]] if part == "train" else lives[SAMPLE_SIZES["train"] :]
 
 
-def life(name: str, rng: torch.Generator) -> Article:
+def sample_life(name: str, rng: torch.Generator) -> Article:
     """Returns one of them; in the texts answers stand between stars."""
 
     def two_of(words: Sequence[str]) -> list[str]:
@@ -177,5 +179,5 @@ def life(name: str, rng: torch.Generator) -> Article:
     for number, (text, question) in enumerate(facts):
         before, answer, _ = text.split("*")
         start = context.index(text.replace("*", "")) + len(before)
-        asked.append(Asked(f"{name.lower().replace(' ', '-')}-{number}", question, context, (answer,), start))
+        asked.append(Question(f"{name.lower().replace(' ', '-')}-{number}", question, context, (answer,), start))
     return Article(name, asked)

@@ -10,7 +10,7 @@ from torchmetrics import Metric
 from torchmetrics.functional.text import squad
 from torchmetrics.utilities import dim_zero_cat
 
-from lagwise.lab.tasks.text.questions import Asked
+from lagwise.lab.tasks.text.questions import Question
 
 
 def mask_scores(scores: Float[Tensor, "batch time 2"], allowed: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time 2"]:
@@ -56,7 +56,7 @@ class SpanMetric(Metric):
     spans: list[Tensor] | Tensor
     numbers: list[Tensor] | Tensor
 
-    def __init__(self, asked: Sequence[Asked], part: Literal["exact_match", "f1"]):
+    def __init__(self, asked: Sequence[Question], part: Literal["exact_match", "f1"]):
         super().__init__()
         self.asked, self.part = asked, part
         self.add_state("spans", default=[], dist_reduce_fx="cat")

@@ -23,8 +23,8 @@ from lagwise.lab.tasks.text.questions import (
     FILES,
     ON_THE_HUB,
     Article,
-    Asked,
     Part,
+    Question,
     divide_articles,
     read_articles,
     sample_articles,
@@ -133,7 +133,7 @@ class Squad(TokenizerTask):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.asked: list[Asked] = []
+        self.asked: list[Question] = []
         """All questions that were read; a question's number is its place here."""
         self.numbers: dict[Part, range] = {}
         self.tokens_of: dict[Part, QuestionTokens] = {}
@@ -177,7 +177,7 @@ class Squad(TokenizerTask):
     def question_tokens(self, part: Part) -> QuestionTokens:
         """Returns the tokens of a part, which is read and numbered at its first use."""
         if part not in self.tokens_of:
-            found = [asked for article in self.articles[part] for asked in article.asked]
+            found = [asked for article in self.articles[part] for asked in article.questions]
             tokens = encode_questions(found, self.tokenizer)
             wrong = sum(span is None for span in tokens.spans)
             if wrong:
@@ -212,7 +212,7 @@ class Squad(TokenizerTask):
         named = self.options.tokenizer or self.options.path or self.data_tokenizer(TOKENIZER, VOCABULARY)
         if named and named != WORDS:
             return load_tokenizer(named)
-        asked = [asked for article in self.articles["train"] for asked in article.asked]
+        asked = [asked for article in self.articles["train"] for asked in article.questions]
         texts = [*dict.fromkeys(each.context for each in asked), *(each.text for each in asked)]
         return trained_tokenizer("words" if named else "wordpiece", texts, self.options.vocabulary)
 

@@ -17,8 +17,8 @@ from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Facts, Sampling, Sequences, Split
 from lagwise.lab.tasks.files import cache_folder, cached_tensors
-from lagwise.lab.tasks.text.beam import Search
-from lagwise.lab.tasks.text.bleu import WORDS, Bleu, TokenAccuracy, Told
+from lagwise.lab.tasks.text.beam import BeamOptions
+from lagwise.lab.tasks.text.bleu import WORDS, Bleu, MeasuredTranslations, TokenAccuracy
 from lagwise.lab.tasks.text.parallel_texts import HUB_NAME, Parallel, read_lines, read_parallel
 from lagwise.lab.tasks.text.sentence_pairs import Buckets, encode_sentences, group_by_size
 from lagwise.lab.tasks.text.tokenization import (
@@ -51,8 +51,8 @@ class TranslationOptions:
             engine is one bucket, so that `batch=1` is one bucket a step.
         label_smoothing: The share of the target's probability that the loss spreads over all tokens.
         first_only: The first layers of encoder and decoder alone have the encoding.
-        beam: See `Search`.
-        length_penalty: See `Search`.
+        beam: See `BeamOptions`.
+        length_penalty: See `BeamOptions`.
         longer: How many tokens a translation may have more than its source.
         lowercase: BLEU does not tell large letters from small ones.
         words: How BLEU splits words: "13a", "intl", "char", "zh", or "none" for text that has spaces between all words.
@@ -81,12 +81,12 @@ class TranslationOptions:
             raise ValueError(f"label_smoothing must be at least 0 and less than 1, but is {self.label_smoothing}")
         if self.words not in WORDS:
             raise ValueError(f"words must be one of {', '.join(WORDS)}, but is {self.words!r}")
-        Search(self.beam, self.length_penalty)
+        BeamOptions(self.beam, self.length_penalty)
 
     @property
-    def search(self) -> Search:
+    def search(self) -> BeamOptions:
         """How translations are looked for."""
-        return Search(self.beam, self.length_penalty)
+        return BeamOptions(self.beam, self.length_penalty)
 
 
 PAPER: dict[str, Any] = {
@@ -201,13 +201,13 @@ class Translate(TokenizerTask):
         """Returns the scores of each token of the translations with the right ones before it, and the right ones."""
         return outputs, batch["targets"]
 
-    def measured(self, model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, Told]:
+    def measured(self, model: nn.Module, outputs: Tensor, batch: Batch) -> tuple[Tensor, MeasuredTranslations]:
         """Returns the loss of each token in nats without smoothing, and what the metrics are told beside it."""
         scores, targets = self.answers(outputs, batch)
         losses = F.cross_entropy(scores.float(), targets, reduction="none")
         translations = self.decoded([found.tokens for found in model(batch, self.options.search)])
         references = [self.texts(SPLITS[split]).target[number] for split, number in batch["numbers"].tolist()]
-        return losses, Told(scores.argmax(-1) == targets, translations, references)
+        return losses, MeasuredTranslations(scores.argmax(-1) == targets, translations, references)
 
     def decoded(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of tokens, each in one line."""

@@ -8,7 +8,7 @@ import lagwise
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch
 from lagwise.lab.tasks.models import TokenModel, decoder_of, encoder_of
-from lagwise.lab.tasks.text.beam import Search, Translation, beam_search
+from lagwise.lab.tasks.text.beam import BeamOptions, Translation, beam_search
 
 
 class Translator(TokenModel):
@@ -25,7 +25,7 @@ class Translator(TokenModel):
         self.encoder = encoder_of(config, first_only=first_only)
         self.decoder = decoder_of(config, cross=True, first_only=first_only)
 
-    def forward(self, batch: Batch, search: Search | None = None) -> Float[Tensor, "tokens symbols"] | list[Translation]:
+    def forward(self, batch: Batch, search: BeamOptions | None = None) -> Float[Tensor, "tokens symbols"] | list[Translation]:
         """Returns the scores of the target's tokens; with a search, translations instead, which need no target."""
         if search is None:
             return self.scores(self.hidden(batch).flatten(0, 1)[batch["chosen"]])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.text import squad
 
 from lagwise.lab.tasks.base import Batch, Sequences
-from lagwise.lab.tasks.text.questions import Asked
+from lagwise.lab.tasks.text.questions import Question
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -65,7 +65,7 @@ def window_of(batch: Batch) -> Bool[Tensor, "batch time"]:
     return (time >= batch["first"][:, None]) & (time < batch["last"][:, None])
 
 
-def encode_questions(asked: Sequence[Asked], tokenizer: "Tokenizer") -> QuestionTokens:
+def encode_questions(asked: Sequence[Question], tokenizer: "Tokenizer") -> QuestionTokens:
     """Returns questions and paragraphs in tokens, each paragraph once, and the tokens of the first answers."""
     contexts = list(dict.fromkeys(each.context for each in asked))
     by_text = dict(zip(contexts, token_rows(contexts, tokenizer), strict=True))
@@ -82,7 +82,7 @@ def token_rows(texts: Sequence[str], tokenizer: "Tokenizer") -> list[Int[Tensor,
     return list(rows.split([len(each.ids) for each in found]))
 
 
-def spans_of(asked: Sequence[Asked], tokens: Mapping[str, Int[Tensor, "tokens 3"]]) -> list[tuple[int, int] | None]:
+def spans_of(asked: Sequence[Question], tokens: Mapping[str, Int[Tensor, "tokens 3"]]) -> list[tuple[int, int] | None]:
     """Returns the first and the last token of each first answer, or None where their text is not the answer's."""
     places = {text: (rows[:, 1].tolist(), rows[:, 2].tolist()) for text, rows in tokens.items()}
     found: list[tuple[int, int] | None] = []

@@ -15,7 +15,7 @@ from lagwise.lab.config import FIELDS, Config, with_fields
 from lagwise.lab.tasks.base import SPLITS
 from lagwise.lab.tasks.files import cache_folder
 from lagwise.lab.tasks.lra.listops import FILES, WORDS, ExpressionGrammar, ListOps, fitting_roots, write_expressions
-from lagwise.lab.tasks.synthetic import SYMBOLS, Adding, Process50, Reber, Within, automaton, chances, reber_strings
+from lagwise.lab.tasks.synthetic import SYMBOLS, Adding, Process50, Reber, Within, automaton, ending_probabilities, reber_strings
 
 TASKS = {"process-50": Process50, "reber": Reber, "adding": Adding, "listops": ListOps}
 SMALL = {"train": 60, "validation": 20, "test": 20}
@@ -175,8 +175,8 @@ class TestReber:
         share = sum(len(string) == 12 for string in drawn) / len(drawn)
         assert abs(share - 1 / 64) < 0.003
         _, after = automaton()
-        assert chances(after, range(1, 400))[0, 0] == pytest.approx(1.0)
-        assert chances(after, range(0, 12))[0, 0] == pytest.approx(1 / 64)
+        assert ending_probabilities(after, range(1, 400))[0, 0] == pytest.approx(1.0)
+        assert ending_probabilities(after, range(0, 12))[0, 0] == pytest.approx(1 / 64)
 
     def test_strings_of_one_length_have_the_shares_of_the_grammar(self):
         """Drawn for a length, and chosen by it from all: the same shares of strings that begin with one module."""
