@@ -82,7 +82,7 @@ def test_pieces_and_words_are_named():
     )
     task, found = named("squad")
     assert isinstance(task, Squad)
-    asked = task.articles["dev"][0].asked[0]
+    asked = task.articles["dev"][0].questions[0]
     assert " ".join(found[1 : found.index("[SEP]")]).replace(" ##", "") == asked.text.lower().replace("?", " ?")
     assert task.token_names([10**6]) == ["1000000"]
     task, found = named("mr")

@@ -17,8 +17,9 @@ from lagwise.lab.run import train
 from lagwise.lab.tasks import TASKS
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text import glue, sentences, words
-from lagwise.lab.tasks.text.glue import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
-from lagwise.lab.tasks.text.sentences import FOLDS, Cr, ImdbWords, Mr, SstWords, Trec
+from lagwise.lab.tasks.text.glue_tasks import Cola, Mnli, Mrpc, Qqp, Rte, Sst2, Stsb
+from lagwise.lab.tasks.text.sentence_sets import Cr, ImdbWords, Mr, SstWords, Trec
+from lagwise.lab.tasks.text.sentences import FOLDS
 from lagwise.lab.tasks.text.words import Vocabulary, read_vectors
 
 GLUE = {name: kind for name, kind in TASKS.items() if issubclass(kind, glue.Glue)}
@@ -359,7 +360,7 @@ def test_predictions_are_in_the_leaderboards_format(tmp_path):
     assert lines[:2] == ["index\tprediction", "0\tneutral"] and lines[-1] == "11\tneutral" and len(lines) == 13
     (scores,) = Stsb().generate(Fixed(1, 1), None, Sampling(), tmp_path / "out")
     assert scores.name == "STS-B.tsv" and scores.read_text().splitlines()[1] == "0\t0.000"
-    assert Stsb.layout.words_of(7.1) == "5.000"
+    assert Stsb.layout.prediction(7.1) == "5.000"
 
 
 def test_a_run_keeps_its_tokenizer_and_another_starts_from_it(tmp_path):

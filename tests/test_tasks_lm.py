@@ -19,10 +19,12 @@ from lagwise.lab.loop import Session, Settings
 from lagwise.lab.run import train
 from lagwise.lab.run_folder import Run
 from lagwise.lab.tasks.base import SPLITS, Sampling
-from lagwise.lab.tasks.models import CausalModel, drawn, generate
-from lagwise.lab.tasks.streams import BYTE_END, BYTE_MASK
-from lagwise.lab.tasks.text.corpora import pieces_of
-from lagwise.lab.tasks.text.lm import BitsPerByte, LanguageModel, Perplexity, position_losses
+from lagwise.lab.tasks.generation import draw_tokens, generate_tokens
+from lagwise.lab.tasks.models import CausalModel
+from lagwise.lab.tasks.text.corpora import documents_of
+from lagwise.lab.tasks.text.lm import LanguageModel
+from lagwise.lab.tasks.text.streams import BYTE_END, BYTE_MASK
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, mean_loss_by_position
 
 SMALL = {"dim": 32, "layers": 2, "heads": 2, "batch": 8, "rate": 1e-2, "encoding": "rotary"}
 BERT = {"model": "hf", "path": "bert", "objective": "masked", "tokens": "wordpiece", "packed": False}
@@ -49,12 +51,12 @@ def some(task, split="test", count=4, length=None):
 
 @pytest.mark.parametrize("text", ["a b\n\nc\n\n\nd", "= One =\nx\n\ny\n= Two =\n= = part = =\nz\n"])
 def test_unpacked_documents_make_the_text_again(text):
-    assert "".join(pieces_of(text, packed=False)) == text
+    assert "".join(documents_of(text, packed=False)) == text
 
 
 def test_titles_begin_documents_and_sections_and_blank_lines_do_not():
     text = " = One = \nx\n\ny\n = = part = = \nz\n = Two = \nw\n"
-    assert pieces_of(text, packed=True) == [" = One = \nx\n\ny\n = = part = = \nz", " = Two = \nw"]
+    assert documents_of(text, packed=True) == [" = One = \nx\n\ny\n = = part = = \nz", " = Two = \nw"]
 
 
 @pytest.mark.parametrize("tokens", ["bytes", "bpe", "wordpiece"])
@@ -182,7 +184,7 @@ def test_generation_equals_teacher_forcing(fields, monkeypatch):
     seen, step = [], model.step
     monkeypatch.setattr(model, "step", lambda *given: seen.append(step(*given)) or seen[-1])
     prompts = torch.randint(256, (3, 5))
-    found = generate(model, prompts, Sampling(length=30, temperature=0.0))
+    found = generate_tokens(model, prompts, Sampling(length=30, temperature=0.0))
     whole = model({"tokens": found.tokens})[:, 4:-1]
     assert torch.allclose(torch.stack(seen, dim=1), whole, atol=1e-4)
     assert torch.equal(whole.argmax(2), found.tokens[:, 5:]) and torch.equal(found.tokens[:, :5], prompts)
@@ -191,7 +193,7 @@ def test_generation_equals_teacher_forcing(fields, monkeypatch):
 
 def test_generation_is_a_function_of_the_seed():
     model, prompts = model_of(LanguageModel()), torch.full((2, 1), BYTE_END)
-    first, again, other = (generate(model, prompts, Sampling(length=20, seed=seed)).tokens for seed in (1, 1, 2))
+    first, again, other = (generate_tokens(model, prompts, Sampling(length=20, seed=seed)).tokens for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other) and not torch.equal(first[0], first[1])
 
 
@@ -204,31 +206,31 @@ def test_invalid_tokens_are_never_drawn_and_rows_end():
         seen.append(tokens.shape[1])
         return odd.expand(len(tokens), -1)
 
-    tokens = generate(model, prompts, Sampling(length=40), allowed=allowed).tokens
+    tokens = generate_tokens(model, prompts, Sampling(length=40), allowed=allowed).tokens
     assert bool((tokens % 2 == 1).all()) and seen == list(range(1, 40))
 
     def ending(tokens):
         return torch.arange(256).expand(len(tokens), -1) == (253 if tokens.shape[1] > 5 else 7)
 
-    found = generate(model, prompts, Sampling(length=40), allowed=ending, end=253)
+    found = generate_tokens(model, prompts, Sampling(length=40), allowed=ending, end=253)
     assert found.tokens.tolist() == [[BYTE_END, 7, 7, 7, 7, 7, 253]] * 4
 
     def first_row_ends(tokens):
         wanted = torch.where(torch.arange(4) == 0, 253, 7)
         return torch.arange(256) == wanted[:, None]
 
-    found = generate(model, prompts, Sampling(length=6), allowed=first_row_ends, end=253)
+    found = generate_tokens(model, prompts, Sampling(length=6), allowed=first_row_ends, end=253)
     assert found.tokens[0].tolist() == [BYTE_END, *[253] * 5] and found.tokens[1].tolist() == [BYTE_END, *[7] * 5]
     with pytest.raises(ValueError, match="allowed must leave at least one token"):
-        generate(model, prompts, Sampling(length=4), allowed=lambda x: torch.zeros(4, 256, dtype=torch.bool))
+        generate_tokens(model, prompts, Sampling(length=4), allowed=lambda x: torch.zeros(4, 256, dtype=torch.bool))
 
 
 def test_the_nucleus_and_the_temperature():
     scores = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, -1)
     draws = torch.Generator().manual_seed(0)
-    shares = drawn(scores, Sampling(nucleus=0.7), draws).bincount(minlength=4) / 4000
+    shares = draw_tokens(scores, Sampling(nucleus=0.7), draws).bincount(minlength=4) / 4000
     assert shares[2:].tolist() == [0.0, 0.0] and float(shares[0]) == pytest.approx(0.625, abs=0.03)
-    shares = drawn(scores, Sampling(temperature=0.5), draws).bincount(minlength=4) / 4000
+    shares = draw_tokens(scores, Sampling(temperature=0.5), draws).bincount(minlength=4) / 4000
     assert float(shares[0]) == pytest.approx(0.25 / 0.365, abs=0.03)
 
 
@@ -242,7 +244,7 @@ def test_the_nucleus_and_the_temperature():
 )
 def test_sampling_that_cannot_be(changes, message):
     with pytest.raises(ValueError, match=message):
-        generate(model_of(LanguageModel()), torch.zeros(1, 1, dtype=torch.int64), Sampling(**changes))
+        generate_tokens(model_of(LanguageModel()), torch.zeros(1, 1, dtype=torch.int64), Sampling(**changes))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def test_thirty_steps_lower_the_loss(options):
 def test_loss_against_position():
     task = LanguageModel(length=32, packed=False)
     model, examples = model_of(task), task.examples("test", 64)
-    found = position_losses(model, examples, 4)
+    found = mean_loss_by_position(model, examples, examples.length, 4)
     assert [each.first for each in found] == [0, 16, 32, 48] and {each.tokens for each in found} == {16 * len(examples)}
     batch = examples.batch(range(len(examples)))
     with torch.no_grad():
@@ -347,10 +349,10 @@ def test_tokenizers_are_stored_and_taken_from_the_data(tmp_path, tokens):
         task.alphabet.symbols <= 300
         and task.decoded(task.codes("the baker sold a lamp.")).replace(" ", "") == "thebakersoldalamp."
     )
-    stored = sorted((tmp_path / "cache" / "lm").iterdir())
-    assert [path.name.endswith("tokenizer.json") for path in stored] == [True]
+    stored = sorted((tmp_path / "cache" / "tokenizers").iterdir())
+    assert [path.name.startswith(tokens) for path in stored] == [True]
     task.examples("test")
-    assert len(list((tmp_path / "cache" / "lm").iterdir())) == 2
+    assert len(list((tmp_path / "cache" / "lm").iterdir())) == 1
     data = tmp_path / "data"
     data.mkdir()
     (data / "a.txt").write_text("\n\n".join(["other words"] * 30))
@@ -499,4 +501,4 @@ def test_a_model_in_training_is_not_drawn_from():
     model = model_of(LanguageModel()).train()
     assert isinstance(model, CausalModel)
     with pytest.raises(ValueError, match="model must be in evaluation mode"):
-        generate(model, torch.zeros(1, 1, dtype=torch.int64), Sampling())
+        generate_tokens(model, torch.zeros(1, 1, dtype=torch.int64), Sampling())

@@ -17,7 +17,7 @@ from training import losses_of
 import lagwise
 from lagwise.lab.config import Config, with_fields
 from lagwise.lab.tasks.base import SPLITS, Sequences
-from lagwise.lab.tasks.files import rows
+from lagwise.lab.tasks.files import table_rows
 from lagwise.lab.tasks.lra.byte_text import Text
 from lagwise.lab.tasks.lra.image import PIXELS, SIDE, Image
 from lagwise.lab.tasks.lra.pathfinder import LEVEL, Pathfinder
@@ -236,7 +236,7 @@ def test_a_cut_archive_is_named(tmp_path):
     whole = lzma.compress(tsv(REVIEWS).encode())
     (tmp_path / "test.tsv.xz").write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r"test\.tsv\.xz must be a whole compressed file"):
-        list(rows(tmp_path / "test.tsv.xz", "label", "id", "text"))
+        list(table_rows(tmp_path / "test.tsv.xz", "label", "id", "text"))
 
 
 def test_pairs_of_the_official_files(tmp_path):

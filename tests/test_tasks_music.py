@@ -19,24 +19,24 @@ from lagwise.lab.cli import app
 from lagwise.lab.config import Config, with_fields
 from lagwise.lab.curves import styles_by_quarter
 from lagwise.lab.tasks.base import SPLITS, Sampling
-from lagwise.lab.tasks.models import generate
-from lagwise.lab.tasks.music.midi import (
-    Grammar,
-    StoredRemi,
+from lagwise.lab.tasks.generation import generate_tokens
+from lagwise.lab.tasks.music.excerpts import excerpt_places
+from lagwise.lab.tasks.music.groove import Groove, store_pieces
+from lagwise.lab.tasks.music.music_sample import add_track, sample_drums, sample_piano, sample_pieces
+from lagwise.lab.tasks.music.notation import StoredRemi, TokenGrammar
+from lagwise.lab.tasks.music.piano import Piano
+from lagwise.lab.tasks.music.rendering import draw_roll
+from lagwise.lab.tasks.music.styles import (
     note_density,
     notes_of,
     onset_drum,
     onset_duration,
     pitch_class_entropy,
     pitch_classes,
-    roll,
     similarity,
     style_similarity,
     time_pitch,
 )
-from lagwise.lab.tasks.music.modelling import Groove, Piano, stretches_of
-from lagwise.lab.tasks.music.music_files import store_pieces
-from lagwise.lab.tasks.music.music_sample import add_track, sample, sample_drums, sample_piano
 
 SILENT = "no synthesiser is installed"
 WORDS = [
@@ -79,14 +79,14 @@ def store(folder, **changes):
 def midi_folder(tmp_path):
     for split in SPLITS:
         (tmp_path / split).mkdir()
-        for number, score in enumerate(sample(split, sample_piano)[:2]):
+        for number, score in enumerate(sample_pieces(split, sample_piano)[:2]):
             score.dump_midi(tmp_path / split / f"{number}.mid")
     return tmp_path
 
 
 def groove_files(rows=None):
     """Returns the members of a small Groove MIDI Dataset: three beats and a fill."""
-    score = sample("train", sample_drums)[0]
+    score = sample_pieces("train", sample_drums)[0]
     rows = rows or [("a/1.mid", "train", "beat"), ("a/2.mid", "validation", "beat"), ("b/3.mid", "test", "beat"),
                     ("b/4.mid", "train", "fill")]  # fmt: skip
     table = "drummer,midi_filename,split,beat_type\n" + "".join(f"drummer1,{','.join(row)}\n" for row in rows)
@@ -115,7 +115,7 @@ def test_a_sample_is_fixed_its_splits_differ_and_it_obeys_the_grammar(name):
         assert not seen & {row.tobytes() for row in own}
         seen |= {row.tobytes() for row in own}
         row = torch.from_numpy(own[0])
-        grammar = Grammar(task.notation, 1, torch.device("cpu"))
+        grammar = TokenGrammar(task.notation, 1, torch.device("cpu"))
         assert all(bool(grammar(row[None, :time])[0, row[time]]) for time in range(1, len(row)))
 
 
@@ -128,7 +128,7 @@ def test_tokens_become_the_notes_that_they_were(name):
     assert task.notation.tokens(score) == tokens[:-1]
     assert {track.is_drum for track in score.tracks} == {"piano": {False}, "groove": {True}, "band": {True, False}}[name]
     if make is not None:
-        was, found = notes_of(sample("test", make)[0]), notes_of(score)
+        was, found = notes_of(sample_pieces("test", make)[0]), notes_of(score)
         np.testing.assert_allclose(found.onsets, was.onsets)
         assert found.pitches.tolist() == was.pitches.tolist()
 
@@ -141,12 +141,12 @@ def test_thirty_steps_lower_the_loss(name):
 
 def test_stretches_cover_a_piece_and_begin_with_bars():
     bars = np.array([0, 30, 75, 110, 190])
-    found = stretches_of(bars, 200, 64)
+    found = excerpt_places(bars, 200, 64)
     assert found == [(0, 64), (30, 64), (75, 64), (110, 64), (135, 64)]
     assert {target for start, size in found for target in range(start + 1, start + size + 1)} == set(range(1, 200))
-    assert stretches_of(bars, 40, 64) == [(0, 39)]
+    assert excerpt_places(bars, 40, 64) == [(0, 39)]
     # A bar that is longer than a stretch is cut.
-    assert stretches_of(np.array([0]), 200, 64) == [(0, 64), (64, 64), (128, 64), (135, 64)]
+    assert excerpt_places(np.array([0]), 200, 64) == [(0, 64), (64, 64), (128, 64), (135, 64)]
 
 
 def test_rows_of_one_length_are_stacked_and_others_packed(tmp_path):
@@ -228,7 +228,7 @@ def test_midi_files_are_read_in_their_folders_or_shared_out(midi_folder, tmp_pat
         assert np.array_equal(task.pieces(split)[1].tokens, own.pieces(split)[1].tokens)
     other = tmp_path / "other"
     other.mkdir()
-    for number, score in enumerate(sample("train", sample_piano)[:10]):
+    for number, score in enumerate(sample_pieces("train", sample_piano)[:10]):
         score.dump_midi(other / f"{number}.mid")
     names = {split: {piece.name for piece in Piano(other).pieces(split)} for split in SPLITS}
     assert [len(names[split]) for split in SPLITS] == [8, 1, 1] and len(set().union(*names.values())) == 10
@@ -271,7 +271,7 @@ def test_stored_grooves_are_those_of_the_files_and_train_without_miditok(tmp_pat
     assert stored.prompt("test:0")[0] == task.prompt("test:0")[0] and torch.equal(stored.notation.follows, task.notation.follows)
     for name in ("miditok", "symusic"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("lagwise.lab.tasks.music.modelling.find_spec", lambda name: None)
+    monkeypatch.setattr("lagwise.lab.tasks.music.groove.find_spec", lambda name: None)
     alone = Groove(tmp_path / "grooves", accompaniment=accompaniment, length=64)
     losses = losses_of(alone, config_of("groove"), 20)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]) and alone.notation.words == task.notation.words
@@ -329,7 +329,7 @@ def test_the_grammar_allows_what_may_follow_and_only_later_positions():
 
     def after(*words):
         rows = torch.tensor([codes(words)])
-        return {WORDS[token] for token in Grammar(notation, 1, torch.device("cpu"))(rows)[0].nonzero()[:, 0].tolist()}
+        return {WORDS[token] for token in TokenGrammar(notation, 1, torch.device("cpu"))(rows)[0].nonzero()[:, 0].tolist()}
 
     pitches = {"Note_Pitch_60", "Note_Pitch_62", "Note_Pitch_64"}
     assert after("Bar_None") == {"Bar_None", "EOS_None", "Beat_0", "Beat_4", "Beat_8"}
@@ -355,7 +355,9 @@ def test_what_is_generated_obeys_the_grammar_and_equals_teacher_forcing(name, fi
     prompts = torch.tensor([task.prompt("test:0:1")[0]] * 2)
     sampling = Sampling(length=prompts.shape[1] + 40, temperature=1.5, nucleus=0.95, seed=4)
     drawn = [
-        generate(model, prompts, sampling, allowed=Grammar(task.notation, 2, torch.device("cpu")), end=task.notation.end)
+        generate_tokens(
+            model, prompts, sampling, allowed=TokenGrammar(task.notation, 2, torch.device("cpu")), end=task.notation.end
+        )
         for _ in range(2)
     ]
     tokens = drawn[0].tokens
@@ -518,13 +520,13 @@ def test_onsets_durations_and_drums_are_counted():
 
 def test_a_picture_of_drums_names_them():
     beat = [(0.0, 0.1, 36, 80), (1.0, 0.1, 38, 80), (2.0, 0.1, 36, 80), (3.0, 0.1, 81, 80)]
-    (panel,) = roll(score_of(beat, drums=True), prompt=2.0).axes
+    (panel,) = draw_roll(score_of(beat, drums=True), prompt=2.0).axes
     assert [label.get_text() for label in panel.get_yticklabels()] == ["bass drum", "snare", "drum 81"]
     given, new = (np.asarray(points.get_offsets()).tolist() for points in panel.collections)
     assert given == [[0.0, 0.0], [1.0, 1.0]] and new == [[2.0, 0.0], [3.0, 2.0]]
-    (panel,) = roll(score_of(beat)).axes
+    (panel,) = draw_roll(score_of(beat)).axes
     assert panel.get_ylabel() == "pitch (60 is middle C)" and [bar.get_y() + 0.4 for bar in panel.patches] == [36, 38, 36, 81]
-    assert len(roll(score_of([])).axes) == 1
+    assert len(draw_roll(score_of([])).axes) == 1
 
 
 def test_similarity_is_a_cosine():

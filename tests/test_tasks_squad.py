@@ -18,8 +18,9 @@ from lagwise.lab.loop import Session, Settings
 from lagwise.lab.run import train
 from lagwise.lab.tasks.base import SPLITS, Sampling
 from lagwise.lab.tasks.text.qanet import Averaged, QANet
-from lagwise.lab.tasks.text.questions import Asked, divided, read, sample
-from lagwise.lab.tasks.text.squad import SpanMetric, Squad, best_spans, masked
+from lagwise.lab.tasks.text.questions import Question, divide_articles, read_articles, sample_articles
+from lagwise.lab.tasks.text.spans import SpanMetric, best_spans, mask_scores
+from lagwise.lab.tasks.text.squad import Squad
 
 SMALL = {"dim": 32, "layers": 1, "heads": 2, "batch": 16, "rate": 5e-3, "dropout": 0.0}
 SHORT = {"length": 64, "stride": 16, "question": 16, "vocabulary": 300}
@@ -139,8 +140,8 @@ def test_windows_step_by_the_stride_and_hold_every_token(folder):
     batch = whole(task.examples("test"))
     number = [each.key for each in task.asked].index("b1")
     rows = (batch["question"] == number).nonzero()[:, 0].tolist()
-    tokens, _, _ = task.pieces["dev"].contexts[number].unbind(1)
-    asked = len(task.pieces["dev"].questions[number])
+    tokens, _, _ = task.tokens_of["dev"].contexts[number].unbind(1)
+    asked = len(task.tokens_of["dev"].questions[number])
     room = 24 - 3 - asked
     assert len(rows) == 1 + -(-(len(tokens) - room) // 5) > 2
     for place, row in enumerate(rows):
@@ -152,7 +153,7 @@ def test_windows_step_by_the_stride_and_hold_every_token(folder):
             task.tokenizer.id_to_token(token) for token in batch["tokens"][row, first:last].tolist()
         ]
     # The answer is labelled in all windows that hold it as a whole; the others point to the first token.
-    start, end = task.pieces["dev"].spans[number]
+    start, end = task.tokens_of["dev"].spans[number]
     held = [5 * place <= start and end < 5 * place + room for place in range(len(rows))]
     assert [bool(batch["start"][row] > 0) for row in rows] == held and True in held and False in held
     assert all(task.tokenizer.id_to_token(int(batch["tokens"][row, 0])) == "[CLS]" for row in rows)
@@ -173,7 +174,7 @@ def test_the_best_span_is_that_of_all_pairs():
     scores, longest = torch.randn(5, 12, 2), 4
     allowed = torch.rand(5, 12) < 0.6
     allowed[4] = False
-    found = best_spans(masked(scores, allowed), longest)
+    found = best_spans(mask_scores(scores, allowed), longest)
     for row in range(5):
         pairs = {
             (first, last): float(scores[row, first, 0] + scores[row, last, 1])
@@ -189,7 +190,7 @@ def test_the_best_span_is_that_of_all_pairs():
 
 
 def asked(*answers, context="one two three four five", key="q"):
-    return Asked(key, "?", context, answers, 0)
+    return Question(key, "?", context, answers, 0)
 
 
 def scores(text, *answers):
@@ -257,10 +258,10 @@ def test_processes_put_their_spans_together():
 def test_files_may_be_compressed(folder):
     (folder / "dev-v1.1.json").rename(folder / "plain")
     (folder / "dev-v1.1.json.xz").write_bytes(lzma.compress((folder / "plain").read_bytes()))
-    assert read(folder, "dev-v1.1.json") == read(folder, "train-v1.1.json")
+    assert read_articles(folder, "dev-v1.1.json") == read_articles(folder, "train-v1.1.json")
     (folder / "dev-v1.1.json.xz").write_bytes(lzma.compress(b"{}" * 500)[:-20])
     with pytest.raises(ValueError, match=r"dev-v1.1.json.xz must be a whole compressed file, but cannot be read"):
-        read(folder, "dev-v1.1.json")
+        read_articles(folder, "dev-v1.1.json")
 
 
 def damaged(change):
@@ -319,8 +320,8 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
             "id": each.key, "title": article.title, "context": each.context, "question": each.text,
             "answers": {"text": list(each.answers), "answer_start": [each.start] * len(each.answers)},
         }
-        for article in read(folder, "train-v1.1.json")
-        for each in article.asked
+        for article in read_articles(folder, "train-v1.1.json")
+        for each in article.questions
     ]  # fmt: skip
     called = []
 
@@ -334,9 +335,10 @@ def test_the_hub_has_the_same_questions(folder, monkeypatch):
 
 
 def test_articles_are_divided_by_title_and_seed(folder):
-    articles = sample("train")
-    parts = divided(articles, 0.75, "share", salt="0 ")
-    assert parts == divided(articles[::-1], 0.75, "share", salt="0 ") != divided(articles, 0.75, "share", salt="1 ")
+    articles = sample_articles("train")
+    parts = divide_articles(articles, 0.75, "share", salt="0 ")
+    other = divide_articles(articles, 0.75, "share", salt="1 ")
+    assert parts == divide_articles(articles[::-1], 0.75, "share", salt="0 ") != other
     train, dev = ([article.title for article in found] for found in parts)
     assert len(train) == 36 and dev == sorted(dev) and not set(train) & set(dev) and len(set(train) | set(dev)) == 48
     (folder / "train-v1.1.json").unlink()
@@ -376,14 +378,14 @@ def test_wrong_options_say_what_to_do(options, message):
 
 def test_the_sample_is_fixed_and_answered_by_its_labels():
     task = Squad(**SHORT)
-    assert task.is_sample and sample("train") == sample("train")
+    assert task.is_sample and sample_articles("train") == sample_articles("train")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         counts = [len(task.examples(split)) for split in SPLITS]
     assert counts[0] >= 192 and counts[1] == counts[2] >= 64
-    wanted = {each.key: each.answers[0] for article in task.articles["dev"] for each in article.asked}
+    wanted = {each.key: each.answers[0] for article in task.articles["dev"] for each in article.questions}
     assert answers_of(task) == wanted
-    people = [{article.title for article in sample(part)} for part in ("train", "dev")]
+    people = [{article.title for article in sample_articles(part)} for part in ("train", "dev")]
     assert not people[0] & people[1]
 
 
@@ -550,10 +552,10 @@ def test_a_run_trains_goes_on_and_writes_predictions_in_the_official_format(tmp_
     session = Session(config, settings)
     (file,) = session.task.generate(session.model.eval(), None, Sampling(), tmp_path / "out")
     predictions, articles = json.loads(file.read_text()), json.loads((tmp_path / "run" / "articles.json").read_text())
-    asked = [each for article in sample("dev") for each in article.asked]
+    asked = [each for article in sample_articles("dev") for each in article.questions]
     assert set(predictions) == {each.key for each in asked} and file.name == "predictions.json"
     assert all(predictions[each.key] and predictions[each.key] in each.context for each in asked)
-    assert articles == {part: [article.title for article in sample(part)] for part in ("train", "dev")}
+    assert articles == {part: [article.title for article in sample_articles(part)] for part in ("train", "dev")}
     with pytest.raises(ValueError, match="prompt must be one of train, validation, test, or left out"):
         session.task.generate(session.model, "dev", Sampling(), tmp_path / "out")
 

@@ -17,9 +17,11 @@ from lagwise.lab.experiment import make_config
 from lagwise.lab.loop import Session, Settings
 from lagwise.lab.run import train
 from lagwise.lab.tasks.base import SPLITS, Sampling
-from lagwise.lab.tasks.text.beam import Search, beam_search
-from lagwise.lab.tasks.text.parallel_texts import sample
-from lagwise.lab.tasks.text.translation import Bleu, Decoding, Told, Translate
+from lagwise.lab.tasks.text.beam import BeamOptions, beam_search
+from lagwise.lab.tasks.text.bleu import Bleu, MeasuredTranslations
+from lagwise.lab.tasks.text.parallel_texts import sample_parallel
+from lagwise.lab.tasks.text.translation import Translate
+from lagwise.lab.tasks.text.translator import Decoding
 
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "batch": 1, "rate": 1e-2, "encoding": "t5"}
 TINY = {"vocabulary": 300, "length": 24, "tokens": 96}
@@ -123,11 +125,11 @@ def test_the_hub(monkeypatch):
 
 def test_the_sample_is_backwards_in_other_words_and_always_the_same():
     words = {}
-    for source, target in zip(*sample("train"), strict=True):
+    for source, target in zip(*sample_parallel("train"), strict=True):
         for one, other in zip(source.split(), reversed(target.split()), strict=True):
             assert words.setdefault(one, other) == other
     assert len(set(words.values())) == len(words) > 20
-    assert sample("train") == sample("train") and sample("validation") != sample("test")
+    assert sample_parallel("train") == sample_parallel("train") and sample_parallel("validation") != sample_parallel("test")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +258,7 @@ def by_hand(toy, sentence, limit, search):
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0])
 def test_a_wide_beam_finds_the_best_of_all_sequences(length_penalty):
-    limits, search = [1, 3, 4, 4, 2, 4], Search(200, length_penalty)
+    limits, search = [1, 3, 4, 4, 2, 4], BeamOptions(200, length_penalty)
     found = beam_search(Toy(6), torch.tensor(limits), start=END, end=END, search=search)
     for sentence, (limit, each) in enumerate(zip(limits, found, strict=True)):
         totals = {
@@ -270,7 +272,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(length_penalty):
 @pytest.mark.parametrize("beam", [1, 2, 3])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_narrow_beams_are_those_of_a_plain_search(beam, length_penalty):
-    search, limits = Search(beam, length_penalty), [6, 2, 6, 5, 6, 6, 6, 1]
+    search, limits = BeamOptions(beam, length_penalty), [6, 2, 6, 5, 6, 6, 6, 1]
     found = beam_search(Toy(8, seed=1), torch.tensor(limits), start=END, end=END, search=search)
     for sentence, (limit, each) in enumerate(zip(limits, found, strict=True)):
         score, tokens = by_hand(Toy(8, seed=1), sentence, limit, search)
@@ -280,7 +282,7 @@ def test_narrow_beams_are_those_of_a_plain_search(beam, length_penalty):
 def test_narrow_beams_may_miss_the_best():
     limits = torch.full((30,), 4)
     scores = [
-        sum(each.score for each in beam_search(Toy(30), limits, start=END, end=END, search=Search(beam, 0.0)))
+        sum(each.score for each in beam_search(Toy(30), limits, start=END, end=END, search=BeamOptions(beam, 0.0)))
         for beam in (1, 2, 200)
     ]
     assert scores[0] < scores[1] < scores[2]
@@ -315,7 +317,7 @@ def lively(task, **fields):
 def test_a_beam_of_one_is_greedy():
     task = Translate(**TINY)
     model, batch = lively(task), task.examples("test").batch([0])
-    found = model(batch, Search(1, 0.6))
+    found = model(batch, BeamOptions(1, 0.6))
     assert [each.tokens for each in found] == [greedy(model, batch, row) for row in range(len(found))]
     sizes = {len(each.tokens) for each in found}
     assert len({tuple(each.tokens) for each in found}) > 3 and len(sizes) > 1 and max(sizes) > 3
@@ -340,7 +342,7 @@ LINEAR = {"attention": "linear", "feature_map": "relu", "encoding": "sine-spe"}
 def test_beams_reorder_the_cache(fields):
     task = Translate(**TINY)
     model, batch = lively(task, **fields), task.examples("test").batch([0])
-    search, ends = Search(3, 0.6), {"start": model.end, "end": model.end}
+    search, ends = BeamOptions(3, 0.6), {"start": model.end, "end": model.end}
     with_cache, without = (
         beam_search(kind(model, batch), batch["limits"], search=search, **ends) for kind in (Decoding, Uncached)
     )
@@ -352,7 +354,7 @@ def test_beams_reorder_the_cache(fields):
 def test_the_score_is_that_of_teacher_forcing():
     task = Translate(**TINY)
     model, batch = lively(task), task.examples("test").batch([0])
-    search = Search(3, 0.6)
+    search = BeamOptions(3, 0.6)
     for row, each in enumerate(model(batch, search)):
         path = torch.tensor([[model.end, *each.tokens, model.end]])
         alone = {"tokens": batch["tokens"][row : row + 1], "lengths": batch["lengths"][row : row + 1], "inputs": path[:, :-1]}
@@ -368,7 +370,7 @@ def test_models_in_training_do_not_translate():
     task = Translate(**TINY)
     model, batch = model_of(task), task.examples("test").batch([0])
     with pytest.raises(ValueError, match="model must be in evaluation mode"):
-        model.train()(batch, Search())
+        model.train()(batch, BeamOptions())
 
 
 def test_encodings_are_separate_and_cross_attention_has_none():
@@ -416,7 +418,9 @@ def test_bleu_is_that_of_sacrebleu():
     for lowercase, words in ((False, "13a"), (True, "13a"), (True, "none")):
         bleu = Bleu(lowercase=lowercase, words=words)
         for start in (0, 3):
-            bleu.update(torch.empty(0), Told(torch.empty(0) > 0, given[start : start + 3], wanted[start : start + 3]))
+            bleu.update(
+                torch.empty(0), MeasuredTranslations(torch.empty(0) > 0, given[start : start + 3], wanted[start : start + 3])
+            )
         direct = sacrebleu.corpus_bleu(given, [wanted], lowercase=lowercase, tokenize=words, force=True).score
         assert float(bleu.compute()) == pytest.approx(direct, abs=1e-9) and 10.0 < direct < 90.0
 

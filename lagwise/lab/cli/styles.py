@@ -41,7 +41,7 @@ def command(
     from lagwise.lab.run_folder import Run
     from lagwise.lab.tasks import task_named
     from lagwise.lab.tasks.base import Sampling
-    from lagwise.lab.tasks.music.modelling import Music
+    from lagwise.lab.tasks.music.music_task import Music
 
     sampling = Sampling(count, length, temperature, nucleus, seed)
     for folder in runs:

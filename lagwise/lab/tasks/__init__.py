@@ -7,11 +7,12 @@ from lagwise.lab.tasks.lra.image import Image
 from lagwise.lab.tasks.lra.listops import ListOps
 from lagwise.lab.tasks.lra.pathfinder import Pathfinder
 from lagwise.lab.tasks.lra.retrieval import Retrieval
-from lagwise.lab.tasks.music.modelling import Groove, Piano
+from lagwise.lab.tasks.music.groove import Groove
+from lagwise.lab.tasks.music.piano import Piano
 from lagwise.lab.tasks.synthetic import Adding, Process50, Reber
-from lagwise.lab.tasks.text.glue import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb, Wnli
+from lagwise.lab.tasks.text.glue_tasks import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb, Wnli
 from lagwise.lab.tasks.text.lm import LanguageModel
-from lagwise.lab.tasks.text.sentences import Cr, ImdbWords, Mpqa, Mr, SstWords, Subj, Trec
+from lagwise.lab.tasks.text.sentence_sets import Cr, ImdbWords, Mpqa, Mr, SstWords, Subj, Trec
 from lagwise.lab.tasks.text.squad import Squad
 from lagwise.lab.tasks.text.translation import Translate
 

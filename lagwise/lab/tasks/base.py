@@ -1,10 +1,10 @@
 """The interface of a task: its data, the model's head, a loss and a metric. `lagwise.lab.tasks` names them all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lagwise.errors import nearest
-
-if TYPE_CHECKING:
-    from lagwise.lab.config import Config
+from lagwise.lab.config import Config
 
 Batch: TypeAlias = dict[str, Tensor]
 Split: TypeAlias = Literal["train", "validation", "test"]
@@ -126,6 +124,13 @@ class Sequences(Examples):
         return {"tokens": tokens, "lengths": lengths, **{name: column[rows] for name, column in self.columns.items()}}
 
 
+def batches_on(device: torch.device, examples: Examples, size: int, limit: int | None = None) -> Iterator[Batch]:
+    """Yields all examples in their order, or the first ones up to a limit, as batches on a device."""
+    numbers = range(len(examples) if limit is None else min(limit, len(examples)))
+    for start in numbers[::size]:
+        yield {name: x.to(device) for name, x in examples.batch(numbers[start : start + size]).items()}
+
+
 class Task(ABC):
     """A task: where its examples come from, what model solves it, how it is trained and measured.
 
@@ -175,7 +180,7 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def model(self, config: "Config") -> nn.Module:
+    def model(self, config: Config) -> nn.Module:
         """Returns a model whose forward pass takes a batch (a dict of tensors) and returns its outputs."""
 
     @abstractmethod

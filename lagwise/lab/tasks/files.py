@@ -7,6 +7,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzi
 """How a file is opened, by what is added to its name."""
 
 
-def file_of(folder: Path | str, name: str) -> Path | None:
+def find_file(folder: Path | str, name: str) -> Path | None:
     """Returns the path of a file, plain or compressed, or None."""
     paths = [Path(folder) / (name + ending) for ending in OPENERS]
     return next((path for path in paths if path.is_file()), None)
@@ -29,36 +30,38 @@ def file_of(folder: Path | str, name: str) -> Path | None:
 
 def required_file(folder: Path | str, name: str, source: str) -> Path:
     """Returns the path of a file, plain or compressed; a missing one raises, and `source` says where to get it."""
-    found = file_of(folder, name)
+    found = find_file(folder, name)
     if found is None:
         raise ValueError(f"data must be a folder with {name}, plain or as .xz or .gz, but {folder} has none: {source}")
     return found
 
 
-def opened(path: Path) -> BinaryIO:
-    """Opens a file to read its bytes, plain or compressed, as its name says."""
-    return OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb")
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file to read its bytes, plain or compressed, as its name says; a damaged compressed one raises."""
+    try:
+        with OPENERS[path.suffix if path.suffix in OPENERS else ""](path, "rb") as file:
+            yield file
+    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
 
 
-def rows(path: Path, *columns: str, broken: list[str] | None = None) -> Iterator[tuple[str, list[bytes]]]:
+def table_rows(path: Path, *columns: str, broken: list[str] | None = None) -> Iterator[tuple[str, list[bytes]]]:
     """Yields the lines of a table with tabs, each with the words that name its place; a wrong number of columns raises.
 
     With a list `broken`, such a line is left out, and what is wrong with it is put there.
     """
-    with opened(path) as file:
-        try:
-            for number, line in enumerate(file, 1):
-                fields = line.rstrip(b"\r\n").split(b"\t")
-                place = f"{path}, line {number}"
-                if len(fields) == len(columns):
-                    yield place, fields
-                    continue
-                wrong = f"{place}: has {len(fields)} columns, but expected are {len(columns)}: {', '.join(columns)}"
-                if broken is None:
-                    raise ValueError(wrong)
-                broken.append(wrong)
-        except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, 1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            place = f"{path}, line {number}"
+            if len(fields) == len(columns):
+                yield place, fields
+                continue
+            wrong = f"{place}: has {len(fields)} columns, but expected are {len(columns)}: {', '.join(columns)}"
+            if broken is None:
+                raise ValueError(wrong)
+            broken.append(wrong)
 
 
 def binary_label(place: str, field: bytes) -> int:
@@ -69,7 +72,7 @@ def binary_label(place: str, field: bytes) -> int:
     return labels[field]
 
 
-def filled(place: str, text: bytes) -> bytes:
+def nonempty(place: str, text: bytes) -> bytes:
     """Returns a text that is not empty."""
     if not text:
         raise ValueError(f"{place}: the text is empty, but expected is one byte at least")
@@ -85,7 +88,7 @@ def fixed_order(count: int) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
 
 
-def picture(path: Path, mode: str) -> UInt8[Tensor, "rows columns *channels"]:
+def read_picture(path: Path, mode: str) -> UInt8[Tensor, "rows columns *channels"]:
     """Returns the pixels of a picture in a mode of Pillow, "L" for grey and "RGB" for colours."""
     try:
         from PIL import Image, UnidentifiedImageError
@@ -131,7 +134,14 @@ def cache_folder() -> Path:
     return (Path(given) if given else Path.home() / ".cache") / "lagwise"
 
 
-def store(path: Path, tensors: dict[str, Tensor]) -> None:
+def cached_tensors(path: Path, make: Callable[[], dict[str, Tensor]]) -> dict[str, Any]:
+    """Returns the tensors of a file, which are made and stored first if it is not there."""
+    if not path.exists():
+        save_tensors(path, make())
+    return torch.load(path, weights_only=True, mmap=True)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Writes tensors to a file that is there as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:

@@ -1,18 +1,17 @@
 """Models of the tasks: something that makes vectors of a batch, a stack of layers, and a head."""
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import lagwise
-from lagwise.encodings import ENCODINGS, options_of
+from lagwise.encodings import ENCODINGS, NoEncoding, options_of
 from lagwise.feature_maps import Favor
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import Batch, Sampling
+from lagwise.lab.tasks.base import Batch
 
 Stack = TypeVar("Stack", bound=nn.Module)
 
@@ -20,18 +19,33 @@ Pooling = Literal["mean", "last", "first"]
 """How vectors of all times become one: their mean, the last of them, or that of a learned vector put before them."""
 
 
-def encoder_of(config: Config, *, causal: bool = False) -> lagwise.nn.Encoder:
-    """Returns the stack of layers that a config describes."""
-    return with_features(lagwise.nn.Encoder(config.dim, causal=causal, **stack_options(config, causal=causal)), config.features)
+def encoder_of(config: Config, *, causal: bool = False, first_only: bool = False) -> lagwise.nn.Encoder:
+    """Returns the stack of layers that a config describes; with `first_only`, its first layer alone has the encoding."""
+    options = stack_options(config, causal=causal, first_only=first_only)
+    return with_features(lagwise.nn.Encoder(config.dim, causal=causal, **options), config.features)
 
 
-def decoder_of(config: Config, *, cross: bool = False) -> lagwise.nn.Decoder:
-    """Returns the stack of causal layers that a config describes, with cross-attention if asked for."""
-    return with_features(lagwise.nn.Decoder(config.dim, cross=cross, **stack_options(config, causal=True)), config.features)
+def decoder_of(config: Config, *, cross: bool = False, first_only: bool = False) -> lagwise.nn.Decoder:
+    """Returns the stack of causal layers that a config describes, with cross-attention if asked for; see `encoder_of`."""
+    options = stack_options(config, causal=True, first_only=first_only)
+    return with_features(lagwise.nn.Decoder(config.dim, cross=cross, **options), config.features)
 
 
-def stack_options(config: Config, *, causal: bool) -> dict[str, Any]:
+def stack_options(config: Config, *, causal: bool, first_only: bool) -> dict[str, Any]:
     """Returns what encoders and decoders are made with."""
+    if first_only and (config.per_layer or config.tied):
+        raise ValueError("first_only must be false where layers share weights or have encodings of their own, but is true")
+    return dict(
+        layers=config.layers, heads=config.heads, head_dim=config.head_dim, hidden=config.hidden or 4 * config.dim,
+        encoding=layer_encodings(config, causal=causal, first_only=first_only),
+        per_layer="gate" if config.per_layer == "gate" else False, norm=config.norm,
+        tied=config.tied, activation=config.activation, dropout=config.dropout, attention_dropout=config.attention_dropout,
+        attention=config.attention, feature_map=config.feature_map if config.attention == "linear" else None,
+    )  # fmt: skip
+
+
+def layer_encodings(config: Config, *, causal: bool, first_only: bool) -> lagwise.Encoding | list[lagwise.Encoding]:
+    """Returns the encoding of all layers, or one for each of them; absolute ones act on the input, once."""
 
     def encoding() -> lagwise.Encoding:
         return lagwise.make(
@@ -39,15 +53,12 @@ def stack_options(config: Config, *, causal: bool) -> dict[str, Any]:
             **causal_option(config.encoding, causal), **config.encoding_options,
         )  # fmt: skip
 
-    # Absolute encodings act on the input, once.
-    several = config.per_layer is True and not ENCODINGS[config.encoding].absolute
-    own = [encoding() for _ in range(config.layers)] if several else encoding()
-    return dict(
-        layers=config.layers, heads=config.heads, head_dim=config.head_dim, hidden=config.hidden or 4 * config.dim,
-        encoding=own, per_layer="gate" if config.per_layer == "gate" else False, norm=config.norm,
-        tied=config.tied, activation=config.activation, dropout=config.dropout, attention_dropout=config.attention_dropout,
-        attention=config.attention, feature_map=config.feature_map if config.attention == "linear" else None,
-    )  # fmt: skip
+    absolute = ENCODINGS[config.encoding].absolute
+    if first_only and not absolute:
+        return [encoding(), *(NoEncoding() for _ in range(config.layers - 1))]
+    if config.per_layer is True and not absolute:
+        return [encoding() for _ in range(config.layers)]
+    return encoding()
 
 
 def with_features(stack: Stack, features: int | None) -> Stack:
@@ -100,6 +111,12 @@ class Classifier(nn.Module):
             x = torch.cat([self.first.expand(len(x), 1, -1), x], dim=1)
             lengths = None if lengths is None else lengths + 1
         return pool(self.encoder(x, lengths=lengths), lengths, self.pooling)
+
+
+def check_pooling(pooling: str) -> None:
+    """Raises for a pooling that there is not."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, but is {pooling!r}")
 
 
 def pool(
@@ -186,102 +203,3 @@ class MaskedModel(TokenModel):
 
     def forward(self, batch: Batch) -> Float[Tensor, "chosen symbols"]:
         return self.scores(self.hidden(batch).flatten(0, 1)[batch["chosen"]])
-
-
-class Generated(NamedTuple):
-    """What was drawn from a model."""
-
-    tokens: Int[Tensor, "batch length"]
-    """With the prompts."""
-    log_probabilities: Float[Tensor, "batch new"]
-    """Of the drawn tokens, in nats, as the model gives them: before temperature, nucleus and masks."""
-
-
-Allowed = Callable[[Int[Tensor, "batch time"]], Bool[Tensor, "batch symbols"]]
-"""Which tokens may come next."""
-
-
-@torch.no_grad()
-def generate(
-    model: CausalModel,
-    prompts: Int[Tensor, "batch time"],
-    sampling: Sampling,
-    *,
-    allowed: Allowed | None = None,
-    end: int | None = None,
-) -> Generated:
-    """Draws tokens that follow the prompts, token by token, from the cache or the recurrent state of linear attention.
-
-    The same seed draws the same tokens on the same device.
-
-    Args:
-        model: In evaluation mode.
-        prompts: At least one token in each row.
-        sampling: Temperature, nucleus, seed and length; the number of rows is that of the prompts.
-        allowed: Is given all tokens so far and tells those that may come next; any unless given.
-        end: A token after which a row is over: it is repeated to the end.
-    """
-    check_sampling(model, prompts, sampling)
-    draws = torch.Generator(prompts.device).manual_seed(sampling.seed)
-    tokens = prompts.new_empty(len(prompts), sampling.length)
-    tokens[:, : prompts.shape[1]] = prompts
-    over = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)
-    found, new, cache = [], prompts, model.encoder.new_cache()
-    for time in range(prompts.shape[1], sampling.length):
-        scores = model.step(new, cache).float()
-        choice = drawn(scores, sampling, draws, None if allowed is None else allowed(tokens[:, :time]))
-        choice = choice if end is None else torch.where(over, end, choice)
-        found.append(scores.log_softmax(1).gather(1, choice[:, None])[:, 0])
-        tokens[:, time], new = choice, choice[:, None]
-        if end is not None:
-            over |= choice == end
-            if bool(over.all()):
-                tokens = tokens[:, : time + 1]
-                break
-    return Generated(tokens, torch.stack(found, dim=1))
-
-
-def check_sampling(model: nn.Module, prompts: Tensor, sampling: Sampling) -> None:
-    """Raises for what nothing can be drawn with."""
-    if model.training:
-        raise ValueError("model must be in evaluation mode, but is in training, where it is random: call model.eval()")
-    if not prompts.shape[1]:
-        raise ValueError("prompts must have at least one token in each row, but are empty: begin with the end of a document")
-    if sampling.length <= prompts.shape[1]:
-        raise ValueError(
-            f"length must be more than the {prompts.shape[1]} tokens of the prompt, which it includes, but is {sampling.length}"
-        )
-    if sampling.temperature < 0.0:
-        raise ValueError(f"temperature must be at least 0, but is {sampling.temperature}")
-    if not 0.0 < sampling.nucleus <= 1.0:
-        raise ValueError(f"nucleus must be above 0 and at most 1, but is {sampling.nucleus}")
-
-
-def drawn(
-    scores: Float[Tensor, "batch symbols"],
-    sampling: Sampling,
-    draws: torch.Generator,
-    allowed: Bool[Tensor, "batch symbols"] | None = None,
-) -> Int[Tensor, " batch"]:
-    """Returns a token for each row, drawn by temperature and nucleus from those that are allowed."""
-    if allowed is not None:
-        if not bool(allowed.any(1).all()):
-            raise ValueError("allowed must leave at least one token in each row, but leaves none")
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    if sampling.temperature == 0.0:
-        return scores.argmax(1)
-    return torch.multinomial(in_nucleus(scores / sampling.temperature, sampling.nucleus), 1, generator=draws)[:, 0]
-
-
-def in_nucleus(scores: Float[Tensor, "batch symbols"], nucleus: float) -> Float[Tensor, "batch symbols"]:
-    """Returns the probabilities of the likeliest tokens that together have a probability, and 0 for the others; no sum is 1.
-
-    >>> in_nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), 0.7)
-    tensor([[0.5000, 0.3000, 0.0000]])
-    """
-    shares = scores.softmax(1)
-    if nucleus == 1.0:
-        return shares
-    ordered, places = shares.sort(1, descending=True)
-    before = ordered.cumsum(1) - ordered
-    return torch.zeros_like(shares).scatter(1, places, ordered * (before < nucleus))

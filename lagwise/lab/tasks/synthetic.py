@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torchmetrics import MeanSquaredError, Metric
+from torchmetrics import MeanMetric, MeanSquaredError, Metric
 
 from lagwise import noise
 from lagwise.errors import require_sizes
@@ -29,11 +29,26 @@ PAPER = {
 }
 """What the paper's models of all three tasks have in common."""
 
+SMALL = {
+    "dim": 64,
+    "layers": 1,
+    "heads": 4,
+    "hidden": 128,
+    "norm": "post",
+    "steps": 500,
+    "batch": 64,
+    "rate": 2e-3,
+    "encoding_rate": 10.0,
+    "warmup": 50,
+    "evaluate_batch": 500,
+}
+"""What Reber strings and sums are trained with in a minute."""
+
 LICENCE = "none needed: made by the program"
 NO_NUMBERS = "none found for the paper itself (Wu et al. 2021)"
 
 
-def generator(seed: int, split: Split) -> torch.Generator:
+def split_rng(seed: int, split: Split) -> torch.Generator:
     """Returns the random numbers of a split, which have nothing in common with those of other splits and seeds."""
     return torch.Generator().manual_seed(int(noise.bits(torch.tensor(seed), SPLITS.index(split))))
 
@@ -44,7 +59,7 @@ def lag_options(encoding: str, longest: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SplitSizes:
     """How many examples of each split are generated."""
 
     train: int = 1_000
@@ -56,7 +71,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class ProcessOptions(Sizes):
+class ProcessOptions(SplitSizes):
     """What can be chosen of the strings of two Markov chains: beside their numbers, the symbols of each."""
 
     train: int = 5_000
@@ -110,7 +125,7 @@ class Process50(Classification):
     def examples(self, split: Split, length: int | None = None) -> Tensors:
         length = self.options.length if length is None else length
         require_sizes(length=length)
-        tokens, label = chain_strings(getattr(self.options, split), length, generator(self.seed, split))
+        tokens, label = chain_strings(getattr(self.options, split), length, split_rng(self.seed, split))
         return Tensors(tokens=tokens, label=label)
 
     def model(self, config: Config) -> nn.Module:
@@ -126,20 +141,20 @@ CHAINS = torch.tensor([[0.2, 0.4], [0.3, 0.6]])
 """For each class and state the probability of leaving it. In the long run both chains have two zeros for each one."""
 
 
-def chain_strings(count: int, length: int, draws: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
+def chain_strings(count: int, length: int, rng: torch.Generator) -> tuple[Int[Tensor, "count length"], Int[Tensor, " count"]]:
     """Returns strings and the chains that they come from; the first symbol has the chains' long-run shares."""
-    label = torch.randint(2, (count,), generator=draws)
-    state = (torch.rand(count, generator=draws) < 1 / 3).long()
+    label = torch.randint(2, (count,), generator=rng)
+    state = (torch.rand(count, generator=rng) < 1 / 3).long()
     symbols = [state]
     for _ in range(length - 1):
-        leaves = torch.rand(count, generator=draws) < CHAINS[label, state]
+        leaves = torch.rand(count, generator=rng) < CHAINS[label, state]
         state = torch.where(leaves, 1 - state, state)
         symbols.append(state)
     return torch.stack(symbols, dim=1), label
 
 
 @dataclass(frozen=True)
-class ReberOptions(Sizes):
+class ReberOptions(SplitSizes):
     """What can be chosen of the strings of the embedded Reber grammar.
 
     Args:
@@ -161,19 +176,7 @@ class Reber(Classification):
         published=NO_NUMBERS,
     )
     classes = 2
-    defaults: ClassVar[dict[str, Any]] = {
-        "dim": 64,
-        "layers": 1,
-        "heads": 4,
-        "hidden": 128,
-        "norm": "post",
-        "steps": 500,
-        "batch": 64,
-        "rate": 2e-3,
-        "encoding_rate": 10.0,
-        "warmup": 50,
-        "evaluate_batch": 500,
-    }
+    defaults: ClassVar[dict[str, Any]] = SMALL
     # Epochs of 16 steps: 500, and 1,000 for AT5.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {**PAPER, "steps": 8_000, "rate": 5e-4, "encoding_rate": 1.0},
@@ -199,7 +202,7 @@ class Reber(Classification):
         lengths = range(1, self.options.longest - 2) if length is None else range(length, length + 1)
         order: tuple[Split, ...] = ("test", "validation", "train")
         counts = [getattr(self.options, name) for name in order]
-        drawn = different_strings(sum(counts[: order.index(split) + 1]), lengths, generator(self.seed, "train"))
+        drawn = different_strings(sum(counts[: order.index(split) + 1]), lengths, split_rng(self.seed, "train"))
         mine = drawn[-counts[order.index(split)] :]
         rows = [torch.tensor(list(string), dtype=torch.uint8) for string in mine]
         label = torch.tensor([SYMBOLS.index("T") != string[0] for string in mine]).long()
@@ -233,7 +236,7 @@ def automaton() -> tuple[Int[Tensor, "states 2"], Int[Tensor, "states 2"]]:
     return ways[..., 0], ways[..., 1]
 
 
-def chances(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "times states"]:
+def ending_probabilities(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "times states"]:
     """Returns, for each number of symbols so far and each state, how likely the walk ends with one of some lengths.
 
     Before the first of the lengths only their proportions are right: they would become too small for numbers.
@@ -246,20 +249,20 @@ def chances(after: Int[Tensor, "states 2"], lengths: range) -> Float[Tensor, "ti
     return torch.stack(rows[:0:-1])
 
 
-def reber_strings(count: int, lengths: range, draws: torch.Generator) -> list[bytes]:
+def reber_strings(count: int, lengths: range, rng: torch.Generator) -> list[bytes]:
     """Returns strings x R y R of the given lengths, each with the probability that the grammar gives it among those.
 
     The walk is that of the grammar under the condition that it ends in time.
     """
     symbols, after = automaton()
-    likely = chances(after, range(lengths[0] - 1, lengths[-1]))
+    likely = ending_probabilities(after, range(lengths[0] - 1, lengths[-1]))
     if not likely[0, 0] > 0.0:
         raise ValueError(f"length must be one that strings of the grammar have, at least 12, but is {lengths[0]}")
-    first = torch.randint(2, (count,), generator=draws)
+    first = torch.randint(2, (count,), generator=rng)
     state, written = torch.zeros(count, dtype=torch.int64), [SYMBOLS.index("T") + first]
     for time in range(1, len(likely)):
         ways = likely[time][after[state]]
-        way = (torch.rand(count, generator=draws, dtype=torch.float64) * ways.sum(1) >= ways[:, 0]).long()
+        way = (torch.rand(count, generator=rng, dtype=torch.float64) * ways.sum(1) >= ways[:, 0]).long()
         written.append(torch.where(state == BETWEEN, SYMBOLS.index("P") - first, symbols[state, way]))
         state = after[state, way]
         written[-1][state == DONE] |= ENDED
@@ -277,19 +280,19 @@ DRAWN = 4096
 """Strings that are drawn at a time, whatever is asked for, so that the first ones are always the same."""
 
 
-def different_strings(count: int, lengths: range, draws: torch.Generator) -> Sequence[bytes]:
+def different_strings(count: int, lengths: range, rng: torch.Generator) -> Sequence[bytes]:
     """Returns the first strings of a drawing, without those that came before."""
     found: dict[bytes, None] = {}
     while len(found) < count:
         before = len(found)
-        found.update(dict.fromkeys(reber_strings(DRAWN, lengths, draws)))
+        found.update(dict.fromkeys(reber_strings(DRAWN, lengths, rng)))
         if len(found) < count and len(found) - before < DRAWN // 100:
             raise ValueError(f"length must allow {count:,} different strings, but is {lengths[0]}: ask for fewer or longer ones")
     return list(found)[:count]
 
 
 @dataclass(frozen=True)
-class AddingOptions(Sizes):
+class AddingOptions(SplitSizes):
     """What can be chosen of sequences with marks: beside their numbers, the values of each."""
 
     length: int = 100
@@ -306,19 +309,7 @@ class Adding(Task):
         licence=LICENCE,
         published=NO_NUMBERS,
     )
-    defaults: ClassVar[dict[str, Any]] = {
-        "dim": 64,
-        "layers": 1,
-        "heads": 4,
-        "hidden": 128,
-        "norm": "post",
-        "steps": 500,
-        "batch": 64,
-        "rate": 2e-3,
-        "encoding_rate": 10.0,
-        "warmup": 50,
-        "evaluate_batch": 500,
-    }
+    defaults: ClassVar[dict[str, Any]] = SMALL
     # 500 epochs of 16 steps.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {**PAPER, "steps": 8_000, "rate": 1e-4, "encoding_rate": 1.0},
@@ -334,7 +325,7 @@ class Adding(Task):
             raise ValueError(
                 f"length must be at least {2 * MARKED + 2}, but is {length}: ten values have to fit into the first half"
             )
-        values, target = marked_values(getattr(self.options, split), length, generator(self.seed, split))
+        values, target = marked_values(getattr(self.options, split), length, split_rng(self.seed, split))
         return Tensors(values=values, target=target)
 
     def model(self, config: Config) -> nn.Module:
@@ -358,16 +349,16 @@ MARKED = 10
 
 
 def marked_values(
-    count: int, length: int, draws: torch.Generator
+    count: int, length: int, rng: torch.Generator
 ) -> tuple[Float[Tensor, "count length 2"], Float[Tensor, " count"]]:
     """Returns values and marks, 1 at two places and -1 at both ends, and the targets.
 
     The mark of the two places counts more. Where the first mark is at the very first place, the value there is 0, as in the
     paper's program.
     """
-    values = torch.rand(count, length, generator=draws) * 2.0 - 1.0
-    first = torch.randint(MARKED, (count,), generator=draws)
-    second = torch.randint(length // 2 - 2, (count,), generator=draws)
+    values = torch.rand(count, length, generator=rng) * 2.0 - 1.0
+    first = torch.randint(MARKED, (count,), generator=rng)
+    second = torch.randint(length // 2 - 2, (count,), generator=rng)
     second = second + (second >= first)
     rows = torch.arange(count)
     values[:, 0] = torch.where(first == 0, 0.0, values[:, 0])
@@ -377,23 +368,14 @@ def marked_values(
     return torch.stack([values, marks], dim=-1), 0.5 + (values[rows, first] + values[rows, second]) / 4.0
 
 
-class Within(Metric):
+class Within(MeanMetric):
     """The share of predictions at most so far from their targets."""
 
     higher_is_better = True
-    full_state_update = False
-    correct: Tensor
-    total: Tensor
 
     def __init__(self, tolerance: float):
         super().__init__()
         self.tolerance = tolerance
-        self.add_state("correct", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("total", default=torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predictions: Float[Tensor, " batch"], targets: Float[Tensor, " batch"]) -> None:
-        self.correct += ((predictions - targets).abs() <= self.tolerance).sum()
-        self.total += targets.numel()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.total
+        super().update(((predictions - targets).abs() <= self.tolerance).float())

@@ -12,29 +12,30 @@ from torch import Tensor
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Sequences, Split
-from lagwise.lab.tasks.files import binary_label, file_of, filled, fixed_order, from_hub, required_file, rows
-from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
+from lagwise.lab.tasks.choices import Chooser
+from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, from_hub, nonempty, required_file, table_rows
+from lagwise.lab.tasks.lra.presets import largest_rate, lra_presets, suited_options
 from lagwise.lab.tasks.models import Classifier
 
 SYMBOLS = 256
 COLUMNS = ("label", "id", "text")
 SOURCE = "unpack aclImdb_v1.tar.gz of https://ai.stanford.edu/~amaas/data/sentiment/ and give its folder aclImdb"
 
-PRESETS = presets(
+PRESETS = lra_presets(
     realizations=64, task_options={"length": 1000}, layers=4, heads=4, dim=256, hidden=1024, batch=8,
     rate=largest_rate(0.0125, 8000), schedule="rsqrt", warmup=8000, steps=30_000, weight_decay=0.1, dropout=0.1,
 )  # fmt: skip
 PRESETS["performer-ape"] |= {"batch": 16, "rate": largest_rate(0.025, 8000)}
 
 
-class Labelled(NamedTuple):
-    """A text and its class."""
+class Review(NamedTuple):
+    """A review and its class."""
 
     text: bytes
     label: int
 
 
-class Texts(NamedTuple):
+class PackedReviews(NamedTuple):
     """Texts end to end, and their classes."""
 
     tokens: UInt8[Tensor, " bytes"]
@@ -85,21 +86,21 @@ class Text(Classification):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.texts: dict[Split, Texts] = {}
+        self.texts: dict[Split, PackedReviews] = {}
 
     def examples(self, split: Split, length: int | None = None) -> Sequences:
         if split not in self.texts:
-            self.texts |= {name: joined(texts) for name, texts in self.load(split).items()}
+            self.texts |= {name: join_reviews(texts) for name, texts in self.load(split).items()}
         tokens, ends, label = self.texts[split]
         return Sequences(tokens, ends, max_length=self.options.length if length is None else length, label=label)
 
-    def load(self, split: Split) -> dict[Split, list[Labelled]]:
+    def load(self, split: Split) -> dict[Split, list[Review]]:
         """Returns the texts of a split, and of those that are read together with it."""
         if self.data is None:
-            return {split: sample(split)}
+            return {split: sample_reviews(split)}
         if split == "test":
-            return {"test": mixed(read(self.data, "test"))}
-        texts = mixed(read(self.data, "train"))
+            return {"test": shuffle_reviews(read_reviews(self.data, "test"))}
+        texts = shuffle_reviews(read_reviews(self.data, "train"))
         kept = self.options.validation
         if kept >= len(texts):
             raise ValueError(f"validation must be less than the number of training texts, {len(texts)}, but is {kept}")
@@ -115,7 +116,7 @@ class Text(Classification):
         return byte_names(tokens)
 
     def text_batch(self, text: str) -> Batch:
-        return Sequences(*packed([text.encode()])).batch([0])
+        return Sequences(*pack_bytes([text.encode()])).batch([0])
 
 
 def byte_names(tokens: Sequence[int]) -> list[str]:
@@ -127,44 +128,44 @@ def byte_names(tokens: Sequence[int]) -> list[str]:
     return [chr(token) if 32 <= token < 127 else f"\\x{token:02x}" for token in tokens]
 
 
-def read(data: Path | str, part: str) -> list[Labelled]:
+def read_reviews(data: Path | str, part: str) -> list[Review]:
     """Returns the reviews of the official train or test part, in the order of the files."""
     if data == HUB:
         found = from_hub(Text.facts.hub, part)
-        return [Labelled(text.encode(), label) for text, label in zip(found["text"], found["label"], strict=True)]
+        return [Review(text.encode(), label) for text, label in zip(found["text"], found["label"], strict=True)]
     folder = Path(data) / part
-    if folder.is_dir() and file_of(data, f"{part}.tsv") is None:
+    if folder.is_dir() and find_file(data, f"{part}.tsv") is None:
         return [review for label, name in enumerate(("neg", "pos")) for review in read_folder(folder / name, label)]
-    table = rows(required_file(data, f"{part}.tsv", SOURCE), *COLUMNS)
+    table = table_rows(required_file(data, f"{part}.tsv", SOURCE), *COLUMNS)
     return [
-        Labelled(filled(place, text), binary_label(place, label))
+        Review(nonempty(place, text), binary_label(place, label))
         for place, (label, key, text) in table
         if (label, key) != (b"label", b"id")
     ]
 
 
-def read_folder(folder: Path, label: int) -> list[Labelled]:
+def read_folder(folder: Path, label: int) -> list[Review]:
     """Returns the reviews of a folder of one class."""
     paths = sorted(folder.glob("*.txt"))
     if not paths:
         raise ValueError(f"data must be a folder with reviews in {folder}, but there is no .txt file: {SOURCE}")
-    return [Labelled(filled(f"{path}, line 1", path.read_bytes()), label) for path in paths]
+    return [Review(nonempty(f"{path}, line 1", path.read_bytes()), label) for path in paths]
 
 
-def mixed(texts: Sequence[Labelled]) -> list[Labelled]:
+def shuffle_reviews(texts: Sequence[Review]) -> list[Review]:
     """Returns the texts in an order that mixes classes, so that any first ones stand for all."""
     return [texts[index] for index in fixed_order(len(texts))]
 
 
-def joined(texts: Sequence[Labelled]) -> Texts:
+def join_reviews(texts: Sequence[Review]) -> PackedReviews:
     """Returns texts end to end."""
-    return Texts(*packed([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
+    return PackedReviews(*pack_bytes([text for text, _ in texts]), torch.tensor([label for _, label in texts]))
 
 
-def packed(texts: Sequence[bytes]) -> tuple[UInt8[Tensor, " bytes"], Int[Tensor, " texts"]]:
+def pack_bytes(texts: Sequence[bytes]) -> tuple[UInt8[Tensor, " bytes"], Int[Tensor, " texts"]]:
     """Returns the bytes of texts end to end, and where each text ends.
 
-    >>> packed([b"ab", b"c"])
+    >>> pack_bytes([b"ab", b"c"])
     (tensor([97, 98, 99], dtype=torch.uint8), tensor([2, 3]))
     """
     return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8), torch.tensor([len(text) for text in texts]).cumsum(0)
@@ -188,16 +189,13 @@ VERDICTS = (
 SAMPLE_SIZES = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> list[Labelled]:
+def sample_reviews(split: Split) -> list[Review]:
     """Returns made-up reviews of one or two sentences, as many of each class."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
+    one_of = Chooser(SPLITS.index(split))
 
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=generator))]
-
-    def review(label: int) -> Labelled:
+    def review(label: int) -> Review:
         words = VERDICTS[label]
         first = f"{one_of(FILMS)} was {one_of(words)}: {one_of(PARTS)} seemed {one_of(words)} to me"
-        return Labelled(f"{first}, and {one_of(PARTS)} was {one_of(words)}.".encode(), label)
+        return Review(f"{first}, and {one_of(PARTS)} was {one_of(words)}.".encode(), label)
 
     return [review(index % 2) for index in range(SAMPLE_SIZES[split])]

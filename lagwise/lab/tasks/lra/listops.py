@@ -15,8 +15,8 @@ from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
-from lagwise.lab.tasks.files import cache_folder, required_file, rows, store
-from lagwise.lab.tasks.lra.presets import largest_rate, presets
+from lagwise.lab.tasks.files import cache_folder, cached_tensors, required_file, table_rows
+from lagwise.lab.tasks.lra.presets import largest_rate, lra_presets
 from lagwise.lab.tasks.models import Classifier
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -89,7 +89,7 @@ class ListOps(Classification):
         "task_options": {"train": 20_000, "shortest": 50, "longest": 200}, "data_seed": 0,
         "dim": 64, "layers": 2, "heads": 4, "batch": 32, "steps": 500, "warmup": 50, "evaluate_batch": 100,
     }  # fmt: skip
-    presets: ClassVar[dict[str, dict[str, Any]]] = presets(
+    presets: ClassVar[dict[str, dict[str, Any]]] = lra_presets(
         realizations=64, task_options={}, layers=6, tied=True, heads=8, dim=512, hidden=2048, batch=8, dropout=0.1,
         rate=largest_rate(0.0125, 1000), schedule="rsqrt", warmup=1000, steps=10_000, weight_decay=0.1,
     )  # fmt: skip
@@ -105,10 +105,12 @@ class ListOps(Classification):
         if self.data is None:
             options = self.options
             bounds = (options.shortest, options.longest) if length is None else (length // 4, length)
-            return Generated(getattr(options, split), Grammar(*bounds, options.depth, options.arguments), self.seed, split)
+            return GeneratedExpressions(
+                getattr(options, split), ExpressionGrammar(*bounds, options.depth, options.arguments), self.seed, split
+            )
         if length is not None:
             raise ValueError(f"length must be left out with files, whose expressions have their own, but is {length}")
-        return expressions(required_file(self.data, FILES[split], SOURCE))
+        return read_expressions(required_file(self.data, FILES[split], SOURCE))
 
     def model(self, config: Config) -> nn.Module:
         return Classifier(config, symbols=len(WORDS), classes=self.classes, pooling="first")
@@ -121,16 +123,16 @@ class ListOps(Classification):
         return [WORDS[token] for token in tokens]
 
 
-def expressions(path: Path) -> Sequences:
+def read_expressions(path: Path) -> Sequences:
     """Reads an official file: a line of names, then expressions and their values with a tab between.
 
     The round brackets of the official files repeat what the square ones say, and are left out.
     """
     tokens, label = [], []
-    for place, (source, target) in rows(path, "Source", "Target"):
+    for place, (source, target) in table_rows(path, "Source", "Target"):
         if (source, target) == (b"Source", b"Target"):
             continue
-        tokens.append(torch.tensor(coded(place, source), dtype=torch.uint8))
+        tokens.append(torch.tensor(parse_expression(place, source), dtype=torch.uint8))
         if CODES.get(target, FIRST_OPERATOR) >= FIRST_OPERATOR:
             raise ValueError(f"{place}: the value is {target.decode(errors='replace')!r}, but expected is a digit")
         label.append(int(target))
@@ -139,7 +141,7 @@ def expressions(path: Path) -> Sequences:
     return Sequences.of(tokens, label=torch.tensor(label))
 
 
-def coded(place: str, source: bytes) -> list[int]:
+def parse_expression(place: str, source: bytes) -> list[int]:
     """Returns the tokens of an expression as it is written."""
     try:
         codes = [CODES[word] for word in source.translate(None, b"()").split()]
@@ -155,7 +157,7 @@ def coded(place: str, source: bytes) -> list[int]:
     return codes
 
 
-class Grammar(NamedTuple):
+class ExpressionGrammar(NamedTuple):
     """Which expressions are made: longer than `shortest`, shorter than `longest`."""
 
     shortest: int
@@ -164,13 +166,13 @@ class Grammar(NamedTuple):
     arguments: int
 
 
-class Generated(Examples):
+class GeneratedExpressions(Examples):
     """Expressions that are made when they are asked for, and then stored in the cache folder.
 
     The expression of a number depends on the seed, the split and the number, not on how many there are.
     """
 
-    def __init__(self, count: int, grammar: Grammar, seed: int, split: Split):
+    def __init__(self, count: int, grammar: ExpressionGrammar, seed: int, split: Split):
         self.count, self.grammar, self.seed, self.split = count, grammar, seed, split
         self.blocks: dict[int, Sequences] = {}
         words = json.dumps([VERSION, seed, *grammar])
@@ -189,21 +191,18 @@ class Generated(Examples):
         """Returns some examples that follow each other, which are made if they are not stored yet."""
         if number not in self.blocks:
             path = self.folder / f"{self.split}-{number}.pt"
-            if not path.exists():
-                store(path, self.made(number))
-            stored = torch.load(path, weights_only=True, mmap=True)
-            self.blocks[number] = Sequences(stored["tokens"], stored["ends"], label=stored["label"])
+            self.blocks[number] = Sequences(**cached_tensors(path, lambda: self.make_block(number)))
         return self.blocks[number]
 
-    def made(self, number: int) -> dict[str, Tensor]:
+    def make_block(self, number: int) -> dict[str, Tensor]:
         """Makes the examples of a block."""
         stream = noise.bits(torch.tensor(self.seed), SPLITS.index(self.split))
-        roots = accepted(noise.bits(stream, torch.arange(number * BLOCK, (number + 1) * BLOCK)), self.grammar)
-        tokens, ends, label = written(roots, self.grammar)
+        roots = fitting_roots(noise.bits(stream, torch.arange(number * BLOCK, (number + 1) * BLOCK)), self.grammar)
+        tokens, ends, label = write_expressions(roots, self.grammar)
         return {"tokens": tokens, "ends": ends, "label": label}
 
 
-class Level(NamedTuple):
+class ExpressionLevel(NamedTuple):
     """The nodes of one level of many expressions, in their order."""
 
     words: Int[Tensor, " nodes"]
@@ -221,7 +220,7 @@ TRIES = 100
 """Drawings without a single expression of a fitting length after which none is expected."""
 
 
-def accepted(seeds: Int[Tensor, " count"], grammar: Grammar) -> Int[Tensor, " count"]:
+def fitting_roots(seeds: Int[Tensor, " count"], grammar: ExpressionGrammar) -> Int[Tensor, " count"]:
     """Returns for each seed the root of its first expression of a fitting length."""
     found = torch.zeros_like(seeds)
     pending, attempt, idle = torch.arange(len(seeds)), 0, 0
@@ -229,7 +228,7 @@ def accepted(seeds: Int[Tensor, " count"], grammar: Grammar) -> Int[Tensor, " co
         # The fewer are left, the more attempts at a time; which one is the first does not depend on that.
         attempts = attempt + torch.arange(-(-BLOCK // len(pending)))
         roots = noise.bits(seeds[pending, None], attempts)
-        sizes = lengths(roots.flatten(), grammar).view(roots.shape)
+        sizes = expression_lengths(roots.flatten(), grammar).view(roots.shape)
         fits = (sizes > grammar.shortest) & (sizes < grammar.longest)
         done = fits.any(1)
         found[pending[done]] = roots[done, fits[done].long().argmax(1)]
@@ -242,16 +241,16 @@ def accepted(seeds: Int[Tensor, " count"], grammar: Grammar) -> Int[Tensor, " co
     return found
 
 
-def lengths(roots: Int[Tensor, " count"], grammar: Grammar) -> Int[Tensor, " count"]:
+def expression_lengths(roots: Int[Tensor, " count"], grammar: ExpressionGrammar) -> Int[Tensor, " count"]:
     """Returns the number of tokens of each expression; of those that are too long, any number that is too large."""
     total = torch.zeros_like(roots)
-    for level in levels(roots, grammar):
+    for level in grow_levels(roots, grammar):
         # An operator has its closing bracket too.
         total.index_add_(0, level.roots, 1 + level.operates.long())
     return total
 
 
-def levels(roots: Int[Tensor, " count"], grammar: Grammar) -> list[Level]:
+def grow_levels(roots: Int[Tensor, " count"], grammar: ExpressionGrammar) -> list[ExpressionLevel]:
     """Grows expressions level by level, as far as none is too long. A node is a function of its seed.
 
     An operator is at the root, and elsewhere with probability 1/4 as long as there are levels left.
@@ -268,7 +267,7 @@ def levels(roots: Int[Tensor, " count"], grammar: Grammar) -> list[Level]:
         # One that is too long already grows no further, and is never used.
         arguments = 2 + ((seeds[operates] >> 2) & (2**20 - 1)) % (grammar.arguments - 1)
         arguments = torch.where(total[owners[operates]] < grammar.longest, arguments, 0)
-        grown.append(Level(words, owners, arguments))
+        grown.append(ExpressionLevel(words, owners, arguments))
         if not len(arguments):
             break
         number = torch.arange(int(arguments.sum())) - (arguments.cumsum(0) - arguments).repeat_interleave(arguments)
@@ -277,12 +276,12 @@ def levels(roots: Int[Tensor, " count"], grammar: Grammar) -> list[Level]:
     return grown
 
 
-def written(
-    roots: Int[Tensor, " count"], grammar: Grammar
+def write_expressions(
+    roots: Int[Tensor, " count"], grammar: ExpressionGrammar
 ) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " count"], Int[Tensor, " count"]]:
     """Returns expressions end to end, where each ends, and their values."""
-    grown = levels(roots, grammar)
-    sizes, values = measured(grown)
+    grown = grow_levels(roots, grammar)
+    sizes, values = measure_levels(grown)
     ends = sizes[0].cumsum(0)
     tokens = torch.empty(int(ends[-1]), dtype=torch.uint8)
     starts = ends - sizes[0]
@@ -298,7 +297,7 @@ def written(
     return tokens, ends, values.to(torch.uint8)
 
 
-def measured(grown: list[Level]) -> tuple[list[Int[Tensor, " nodes"]], Int[Tensor, " count"]]:
+def measure_levels(grown: list[ExpressionLevel]) -> tuple[list[Int[Tensor, " nodes"]], Int[Tensor, " count"]]:
     """Returns the numbers of tokens of all nodes, level by level, and the values of the first level."""
     sizes: list[Tensor] = []
     values = torch.empty(0, dtype=torch.int64)
@@ -306,14 +305,14 @@ def measured(grown: list[Level]) -> tuple[list[Int[Tensor, " nodes"]], Int[Tenso
         own, size = level.words.clone(), torch.ones_like(level.words)
         if len(level.arguments):
             parents = torch.arange(len(level.arguments)).repeat_interleave(level.arguments)
-            own[level.operates] = operated(level.words[level.operates] - FIRST_OPERATOR, values, level.arguments, parents)
+            own[level.operates] = apply_operators(level.words[level.operates] - FIRST_OPERATOR, values, level.arguments, parents)
             size[level.operates] = torch.full_like(level.arguments, 2).index_add_(0, parents, sizes[0])
         values = own
         sizes.insert(0, size)
     return sizes, values
 
 
-def operated(
+def apply_operators(
     operators: Int[Tensor, " operators"],
     values: Int[Tensor, " values"],
     arguments: Int[Tensor, " operators"],

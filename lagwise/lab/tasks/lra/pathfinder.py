@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from lagwise.lab.tasks.base import SPLITS, Facts, Split
-from lagwise.lab.tasks.files import binary_label, fixed_order, picture
-from lagwise.lab.tasks.lra.image import PIXELS, SIDE, Pictures, PixelTask
-from lagwise.lab.tasks.lra.presets import presets
+from lagwise.lab.tasks.files import binary_label, fixed_order, read_picture
+from lagwise.lab.tasks.lra.pixels import PIXELS, SIDE, Pictures, PixelTask
+from lagwise.lab.tasks.lra.presets import lra_presets
 
 LEVEL = "curv_contour_length_14"
 SOURCE = "the files are in lra_release.gz of https://github.com/google-research/long-range-arena"
@@ -21,8 +21,8 @@ COMMON = {
     "realizations": 32, "batch": 512, "rate": 1e-3, "schedule": "cosine", "warmup": 312, "steps": 62_400, "weight_decay": 0.0,
     "dropout": 0.2,
 }  # fmt: skip
-PERFORMER = presets(**COMMON, layers=4, heads=8, dim=32, head_dim=2, hidden=32)
-RELU = presets(**COMMON, layers=1, heads=2, dim=128, head_dim=32, hidden=128)
+PERFORMER = lra_presets(**COMMON, layers=4, heads=8, dim=32, head_dim=2, hidden=32)
+RELU = lra_presets(**COMMON, layers=1, heads=2, dim=128, head_dim=32, hidden=128)
 PRESETS = {name: preset if name.startswith("performer") else RELU[name] for name, preset in PERFORMER.items()}
 
 
@@ -47,11 +47,11 @@ class Pathfinder(PixelTask):
 
     def load(self, split: Split) -> dict[Split, Pictures]:
         if self.data is None:
-            return {split: sample(split)}
+            return {split: sample_paths(split)}
         folder = Path(self.data)
         for level in (folder / "pathfinder32" / LEVEL, folder / LEVEL):
             if level.is_dir():
-                return shares(read_level(level))
+                return split_pictures(read_level(level))
         arrays = sorted(folder.glob("*.npz"))
         if len(arrays) != 1:
             raise ValueError(
@@ -61,7 +61,7 @@ class Pathfinder(PixelTask):
         return read_arrays(arrays[0])
 
 
-def shares(pictures: Pictures) -> dict[Split, Pictures]:
+def split_pictures(pictures: Pictures) -> dict[Split, Pictures]:
     """Returns 80 %, 10 % and 10 % of the pictures.
 
     The Long-Range Arena has the same shares of the order in which its files were stored, which is not known: here it is fixed.
@@ -93,16 +93,16 @@ def read_level(level: Path) -> Pictures:
             if image.stat().st_size == 0:
                 empty += 1
                 continue
-            tokens.append(pixels(image))
+            tokens.append(read_pixels(image))
             labels.append(label)
     if empty:
         warnings.warn(f"{level} has {empty} empty files, which are left out", stacklevel=2)
     return Pictures(torch.stack(tokens), torch.tensor(labels))
 
 
-def pixels(path: Path) -> Tensor:
+def read_pixels(path: Path) -> Tensor:
     """Returns the pixels of a picture of the right size, row by row."""
-    image = picture(path, "L")
+    image = read_picture(path, "L")
     if image.shape != (SIDE, SIDE):
         raise ValueError(f"{path} must have {SIDE} x {SIDE} pixels, but has {image.shape[1]} x {image.shape[0]}")
     return image.flatten()
@@ -132,14 +132,14 @@ def read_arrays(path: Path) -> dict[Split, Pictures]:
 SAMPLE_SIZES = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> Pictures:
+def sample_paths(split: Split) -> Pictures:
     """Returns made-up pictures of two dots and a line that wanders from one to the other (1), or breaks off on the way (0)."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
+    rng = torch.Generator().manual_seed(SPLITS.index(split))
     count = SAMPLE_SIZES[split]
     label = torch.arange(count) % 2
     columns = torch.arange(3, SIDE - 3)
-    start = torch.randint(8, SIDE - 8, (count, 1), generator=generator)
-    steps = torch.randint(-1, 2, (count, len(columns)), generator=generator)
+    start = torch.randint(8, SIDE - 8, (count, 1), generator=rng)
+    steps = torch.randint(-1, 2, (count, len(columns)), generator=rng)
     wander = (start + steps.cumsum(1)).clamp(2, SIDE - 3)
     drawn = (label[:, None] == 1) | (columns < 8) | (columns > 23)
     # The line has three pixels in each column, and its ends have a dot of five.

@@ -4,7 +4,7 @@ They are {Performer, linear attention with ReLU features} x {absolute positions,
 each layer, and convolutions to all layers in common; layers that are one and the same have one encoding in any case. The
 published code drops attention weights too, which linear attention never makes: here only units are dropped. It means to draw
 the codes of SPE and the features of the Performer afresh at each step, but its seed overflows, so that most likely its draws
-stayed. They do here; `encoding.fixed=false redraw=1` draws afresh (docs/results.md has both, in "Codes that stay").
+stayed. They do here; `encoding.fixed=false redraw=1` draws afresh.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ SINES = 10
 KERNEL_SIZE = 128
 
 
-def presets(
+def lra_presets(
     *, realizations: int, absolute: str = "sinusoidal", absolute_options: dict[str, Any] | None = None, **sizes: Any
 ) -> dict[str, dict[str, Any]]:
     """Returns the presets of a task, by name: "performer-ape", "performer-sine", "performer-conv", "relu-ape" and so on.
 
     Args:
         realizations: Of both stochastic encodings.
-        absolute: The encoding of the two models with absolute positions: fixed waves, or "learned" for images.
+        absolute: The encoding of the two models with absolute positions: sinusoidal, or "learned" for images.
         absolute_options: Options of that encoding.
         sizes: Fields of the config that all six have: the row of the task in the paper's table.
 
-    >>> sorted(presets(realizations=64, layers=4))
+    >>> sorted(lra_presets(realizations=64, layers=4))
     ['performer-ape', 'performer-conv', 'performer-sine', 'relu-ape', 'relu-conv', 'relu-sine']
     """
     encodings = {

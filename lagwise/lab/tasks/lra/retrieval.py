@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import SPLITS, Batch, Classification, Examples, Facts, Sequences, Split
-from lagwise.lab.tasks.files import binary_label, file_of, filled, fixed_order, required_file, rows
-from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, packed
-from lagwise.lab.tasks.lra.presets import largest_rate, presets, suited_options
-from lagwise.lab.tasks.models import Classifier, Pooling
+from lagwise.lab.tasks.choices import Chooser
+from lagwise.lab.tasks.files import binary_label, find_file, fixed_order, nonempty, required_file, table_rows
+from lagwise.lab.tasks.lra.byte_text import SYMBOLS, byte_names, pack_bytes
+from lagwise.lab.tasks.lra.presets import largest_rate, lra_presets, suited_options
+from lagwise.lab.tasks.models import Classifier, Pooling, check_pooling
 
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
 SOURCE = "the files are in lra_release.gz of https://github.com/google-research/long-range-arena"
@@ -85,8 +86,7 @@ class RetrievalOptions:
 
     def __post_init__(self) -> None:
         require_sizes(length=self.length)
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"pooling must be one of {', '.join(get_args(Pooling))}, but is {self.pooling!r}")
+        check_pooling(self.pooling)
 
 
 class Retrieval(Classification):
@@ -116,7 +116,7 @@ class Retrieval(Classification):
         "dim": 64, "layers": 2, "batch": 16, "steps": 500, "warmup": 50, "evaluate_examples": 1000,
         "task_options": {"length": 256},
     }  # fmt: skip
-    presets = presets(
+    presets = lra_presets(
         realizations=64, task_options={"length": 4000}, layers=4, heads=4, dim=128, hidden=512, batch=8,
         rate=largest_rate(0.005, 3000), schedule="rsqrt", warmup=3000, steps=15_000, weight_decay=0.1, dropout=0.1,
     )  # fmt: skip
@@ -128,9 +128,9 @@ class Retrieval(Classification):
 
     def examples(self, split: Split, length: int | None = None) -> PairExamples:
         if split not in self.pairs:
-            documents, members, label = sample(split) if self.data is None else read(Path(self.data), split)
+            documents, members, label = sample_pairs(split) if self.data is None else read_pairs(Path(self.data), split)
             order = fixed_order(len(label))
-            self.pairs[split] = (*packed(documents), members[order], label[order])
+            self.pairs[split] = (*pack_bytes(documents), members[order], label[order])
         tokens, ends, members, label = self.pairs[split]
         documents = Sequences(tokens, ends, max_length=self.options.length if length is None else length)
         return PairExamples(documents, members, label)
@@ -145,10 +145,10 @@ class Retrieval(Classification):
         return byte_names(tokens)
 
 
-def read(folder: Path, split: Split) -> Pairs:
+def read_pairs(folder: Path, split: Split) -> Pairs:
     """Returns the pairs of a split of the official files, or of the substitute where there are none."""
     official = f"new_aan_pairs.{PARTS[split]}.tsv"
-    if file_of(folder, official) is None and file_of(folder, "docs.tsv") is not None:
+    if find_file(folder, official) is None and find_file(folder, "docs.tsv") is not None:
         warnings.warn(
             f"{folder} holds links between articles, a SUBSTITUTE for the retrieval task: no published number compares with it",
             stacklevel=2,
@@ -161,9 +161,9 @@ def read_official(path: Path) -> Pairs:
     """Returns the pairs of an official file, each document once."""
     numbers: dict[bytes, int] = {}
     members, labels = [], []
-    for place, (label, _, _, *texts) in rows(path, *COLUMNS):
+    for place, (label, _, _, *texts) in table_rows(path, *COLUMNS):
         labels.append(binary_label(place, label))
-        members.append([numbers.setdefault(filled(place, text), len(numbers)) for text in texts])
+        members.append([numbers.setdefault(nonempty(place, text), len(numbers)) for text in texts])
     return Pairs(list(numbers), torch.tensor(members), torch.tensor(labels))
 
 
@@ -171,13 +171,13 @@ def read_substitute(folder: Path, part: str) -> Pairs:
     """Returns the pairs of a part of the substitute."""
     documents: list[bytes] = []
     numbers: dict[bytes, int] = {}
-    for place, (key, _, text) in rows(required_file(folder, "docs.tsv", SOURCE), "id", "title", "text"):
+    for place, (key, _, text) in table_rows(required_file(folder, "docs.tsv", SOURCE), "id", "title", "text"):
         if key in numbers:
             raise ValueError(f"{place}: the id {key.decode()} was there before, but expected is a new one in each line")
         numbers[key] = len(documents)
-        documents.append(filled(place, text))
+        documents.append(nonempty(place, text))
     members, labels = [], []
-    for place, (label, *keys) in rows(required_file(folder, f"pairs.{part}.tsv", SOURCE), "label", "id1", "id2"):
+    for place, (label, *keys) in table_rows(required_file(folder, f"pairs.{part}.tsv", SOURCE), "label", "id1", "id2"):
         for key in keys:
             if key not in numbers:
                 raise ValueError(f"{place}: the id {key.decode()} is unknown, but expected is one of docs.tsv")
@@ -195,19 +195,16 @@ TOPICS = (
 SAMPLE_PAIRS = {"train": 64, "validation": 32, "test": 32}
 
 
-def sample(split: Split) -> Pairs:
+def sample_pairs(split: Split) -> Pairs:
     """Returns pairs of made-up notes: of one topic, where the first refer to the second (1), or of two topics (0)."""
-    generator = torch.Generator().manual_seed(SPLITS.index(split))
-
-    def number(below: int) -> int:
-        return int(torch.randint(below, (), generator=generator))
+    one_of = Chooser(SPLITS.index(split))
 
     def words(topic: int, count: int) -> list[str]:
-        return [TOPICS[topic][number(len(TOPICS[topic]))] for _ in range(count)]
+        return [one_of(TOPICS[topic]) for _ in range(count)]
 
     def pair(label: int) -> list[bytes]:
-        first = number(len(TOPICS))
-        second = first if label else (first + 1 + number(len(TOPICS) - 1)) % len(TOPICS)
+        first = one_of(range(len(TOPICS)))
+        second = first if label else (first + one_of(range(1, len(TOPICS)))) % len(TOPICS)
         title = " and ".join(words(second, 2))
         reference = f" [See: {title}] [{title}]" if label else ""
         return [f"{', '.join(words(first, 8))}.{reference}".encode(), f"On {title}: {', '.join(words(second, 8))}.".encode()]

@@ -6,16 +6,13 @@ import zipfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Int
 
 from lagwise.lab.tasks.base import SPLITS, Split
 from lagwise.lab.tasks.files import fixed_order
-
-if TYPE_CHECKING:
-    from lagwise.lab.tasks.music.modelling import Groove
 
 TABLE = "info.csv"
 COLUMNS = ("midi_filename", "split", "beat_type")
@@ -58,7 +55,7 @@ def midi_files(folder: Path) -> dict[str, Reader]:
     return found
 
 
-def shares(files: dict[str, Reader]) -> dict[Split, list[str]]:
+def split_files(files: dict[str, Reader]) -> dict[Split, list[str]]:
     """Returns the files of each split: by the folders that are named after them, or 80, 10 and 10 % in one fixed order."""
     names = [name for name in files if name.rsplit("/", 1)[-1] != TABLE]
     found: dict[Split, list[str]] = {split: [] for split in SPLITS}
@@ -72,7 +69,7 @@ def shares(files: dict[str, Reader]) -> dict[Split, list[str]]:
     return {"train": mixed[2 * tenth :], "validation": mixed[:tenth], "test": mixed[tenth : 2 * tenth]}
 
 
-def listed(files: dict[str, Reader], table: str, split: Split, *, fills: bool) -> list[str]:
+def listed_files(files: dict[str, Reader], table: str, split: Split, *, fills: bool) -> list[str]:
     """Returns the files that the table of the Groove MIDI Dataset gives to a split."""
     rows = csv.DictReader(io.StringIO(files[table]().decode("utf-8", errors="replace"), newline=""))
     missing = [column for column in COLUMNS if column not in (rows.fieldnames or [])]
@@ -133,14 +130,3 @@ def read_stored(path: Path) -> tuple[list[str], dict[Split, list[Piece]]]:
         raise ValueError(f"{path} must have splits of {', '.join(ARRAYS.values())}, but has {', '.join(sorted(strange))}")
     found = [Piece(f"{path.name}:{number}", tokens[start:stop]) for number, (start, stop) in enumerate(pairwise(offsets))]
     return words, {name: [found[n] for n in np.flatnonzero(split == own)] for name, own in ARRAYS.items()}
-
-
-def store_pieces(task: "Groove", path: Path) -> None:
-    """Writes the tokens of all pieces of a task to a file, from which it reads them without MIDI files and miditok."""
-    pieces = [(ARRAYS[split], piece.tokens) for split in SPLITS for piece in task.pieces(split)]
-    splits, tokens = zip(*pieces, strict=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path, tokens=np.concatenate(tokens).astype(np.uint16), offsets=np.cumsum([0, *map(len, tokens)]), split=np.array(splits),
-        vocab=np.array(task.notation.words),
-    )  # fmt: skip

@@ -12,7 +12,7 @@ from lagwise.errors import require_sizes
 
 
 @dataclass(frozen=True)
-class Search:
+class BeamOptions:
     """How translations are looked for.
 
     Args:
@@ -31,7 +31,7 @@ class Search:
     def penalty(self, length: int | Tensor) -> Any:
         """Returns what the log-probability of a translation is divided by.
 
-        >>> Search(length_penalty=0.5).penalty(19)
+        >>> BeamOptions(length_penalty=0.5).penalty(19)
         2.0
         """
         return ((5 + length) / 6) ** self.length_penalty
@@ -53,7 +53,7 @@ Those before the first step are the sentences.
 
 @torch.no_grad()
 def beam_search(
-    step: Step, limits: Int[Tensor, " sentences"], *, start: int, end: int, search: Search
+    step: Step, limits: Int[Tensor, " sentences"], *, start: int, end: int, search: BeamOptions
 ) -> list[Translation]:  # fmt: skip
     """Returns the best translation of each sentence that beam search finds.
 

@@ -1,22 +1,15 @@
 """Texts for language modelling: read from files or the Hub, divided into documents and splits, and a sample of our own."""
 
-import gzip
-import lzma
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from lagwise.lab.tasks.base import HUB, SPLITS, Split
-from lagwise.lab.tasks.files import OPENERS, from_hub, opened, required_file
-
-if TYPE_CHECKING:
-    from lagwise.lab.tasks.text.lm import LanguageModelOptions
+from lagwise.lab.tasks.choices import Chooser
+from lagwise.lab.tasks.files import OPENERS, from_hub, open_bytes, required_file
 
 HUB_NAME = "Salesforce/wikitext"
 HUB_CONFIG = "wikitext-103-raw-v1"
@@ -26,18 +19,18 @@ TITLE = re.compile(r"^ ?= [^=\n]+ = ?$", flags=re.MULTILINE)
 BLANK = re.compile(r"\n[ \t]*\n\s*")
 
 
-def read_splits(data: Path | str | None, options: "LanguageModelOptions") -> dict[Split, list[str]]:
-    """Returns the documents of all splits: those of their own files, or shares of one text."""
+def read_splits(data: Path | str | None, *, packed: bool, validation: float, test: float) -> dict[Split, list[str]]:
+    """Returns the documents of all splits: those of their own files, or shares of one text; see `split_documents`."""
     if data is None:
-        return shared_out(pieces_of(sample(), options.packed), options)
+        return split_documents(documents_of(sample_text(), packed), validation, test)
     if data == HUB:
-        return {split: pieces_of(from_wikitext(split), options.packed) for split in SPLITS}
+        return {split: documents_of(from_wikitext(split), packed) for split in SPLITS}
     paths = sorted(path for ending in OPENERS for path in Path(data).glob(f"*.txt{ending}"))
     if any(path.name.split(".")[0] == "train" for path in paths):
-        return {split: pieces_of(text_of(required_file(data, f"{split}.txt", SOURCE)), options.packed) for split in SPLITS}
+        return {split: documents_of(text_of(required_file(data, f"{split}.txt", SOURCE)), packed) for split in SPLITS}
     if not paths:
         raise ValueError(f"data must be a folder with .txt files, plain or as .xz or .gz, but {data} has none: {SOURCE}")
-    return shared_out([piece for path in paths for piece in pieces_of(text_of(path), options.packed)], options)
+    return split_documents([each for path in paths for each in documents_of(text_of(path), packed)], validation, test)
 
 
 def from_wikitext(split: Split) -> str:
@@ -47,11 +40,8 @@ def from_wikitext(split: Split) -> str:
 
 def text_of(path: Path) -> str:
     """Returns the text of a file, plain or compressed; bytes that are no UTF-8 raise."""
-    try:
-        with opened(path) as file:
-            raw = file.read()
-    except (lzma.LZMAError, zlib.error, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path} must be a whole compressed file, but cannot be read: {error}") from error
+    with open_bytes(path) as file:
+        raw = file.read()
     try:
         return raw.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -59,12 +49,12 @@ def text_of(path: Path) -> str:
         raise ValueError(f"{path}, line {line}: byte 0x{raw[error.start]:02x} is no UTF-8, but expected is UTF-8 text") from None
 
 
-def pieces_of(text: str, packed: bool) -> list[str]:
+def documents_of(text: str, packed: bool) -> list[str]:
     """Returns the documents of a text; unpacked ones keep what separates them, so that they make the whole text again.
 
     Where there are titles they begin the documents, otherwise blank lines end them.
 
-    >>> pieces_of("a\\n\\nb", packed=True), pieces_of("a\\n\\nb", packed=False)
+    >>> documents_of("a\\n\\nb", packed=True), documents_of("a\\n\\nb", packed=False)
     (['a', 'b'], ['a\\n\\n', 'b'])
     """
     cuts = [found.start() for found in TITLE.finditer(text)] or [found.end() for found in BLANK.finditer(text)]
@@ -73,12 +63,12 @@ def pieces_of(text: str, packed: bool) -> list[str]:
     return [piece for piece in (each.strip("\n") if packed else each for each in found) if piece]
 
 
-def shared_out(documents: Sequence[str], options: "LanguageModelOptions") -> dict[Split, list[str]]:
+def split_documents(documents: Sequence[str], validation: float, test: float) -> dict[Split, list[str]]:
     """Returns the last documents for validation and test, by their share of the text, and the others for training."""
     ends = np.cumsum([len(document) for document in documents])
     total = ends[-1] if len(ends) else 0
     first, second = (int(np.searchsorted(ends, total * share, side="right")) for share in (
-        1.0 - options.validation - options.test, 1.0 - options.test
+        1.0 - validation - test, 1.0 - test
     ))  # fmt: skip
     found: dict[Split, list[str]] = {
         "train": list(documents[:first]), "validation": list(documents[first:second]), "test": list(documents[second:])
@@ -99,15 +89,12 @@ PLACES = ("behind the mill", "on the long bridge", "at the station", "under the 
 SAMPLE_DOCUMENTS = 240
 
 
-def sample() -> str:
+def sample_text() -> str:
     """Returns made-up documents of a few sentences, with blank lines between."""
-    draws = torch.Generator().manual_seed(0)
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=draws))]
+    one_of = Chooser(seed=0)
 
     def sentences() -> Iterator[str]:
-        for _ in range(int(torch.randint(2, 7, (), generator=draws))):
+        for _ in range(one_of(range(2, 7))):
             yield f"{one_of(PEOPLE)} {one_of(DEEDS)} {one_of(THINGS)} {one_of(PLACES)}."
 
     return "\n\n".join(" ".join(sentences()) for _ in range(SAMPLE_DOCUMENTS))

@@ -1,80 +1,52 @@
-"""GLUE: nine tasks on sentences and pairs of sentences (Wang, Singh, Michael, Hill, Levy, Bowman 2019)."""
+"""GLUE (Wang, Singh, Michael, Hill, Levy, Bowman 2019): what its tasks on sentences and pairs of sentences share."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.classification import BinaryF1Score, BinaryMatthewsCorrCoef
-from torchmetrics.regression import PearsonCorrCoef, SpearmanCorrCoef
 
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import HUB, Batch, Classification, Facts, Sampling, Sequences, Split
+from lagwise.lab.tasks.base import HUB, Batch, Classification, Sampling, Sequences, Split, batches_on
 from lagwise.lab.tasks.files import fixed_order, write_whole
-from lagwise.lab.tasks.models import Pooling, encoder_of, pool, sides_of
-from lagwise.lab.tasks.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.streams import TOKENIZER
-from lagwise.lab.tasks.text.glue_files import HUB_NAME, Item, Layout, file_items, hub_items
-from lagwise.lab.tasks.text.glue_sample import sample
-from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer, piece_names, trained_tokenizer
+from lagwise.lab.tasks.models import Pooling, check_pooling
+from lagwise.lab.tasks.text.glue_files import Item, Layout, file_items, hub_items
+from lagwise.lab.tasks.text.glue_models import HuggingFaceChoice, SentenceEncoder
+from lagwise.lab.tasks.text.glue_sample import sample_items
+from lagwise.lab.tasks.text.pretrained import EncoderOptions
+from lagwise.lab.tasks.text.tokenization import TokenizerTask, load_tokenizer, piece_names, trained_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-ModelName = Literal["encoder", "hf"]
-
-SPLIT_WORDS = "test is GLUE's dev, whose labels are public; validation is a fixed tenth of train"
-LICENCE = "each task has its sources' own, see https://gluebenchmark.com"
-PUBLISHED = "none found: Huang et al. 2020 evaluate on GLUE, but their numbers were not to be had"
 
 SHARE = 10
 """One of so many training examples is kept for validation."""
 
 
 @dataclass(frozen=True)
-class GlueOptions:
-    """What can be chosen of GLUE.
+class GlueOptions(EncoderOptions):
+    """What can be chosen of GLUE beside `EncoderOptions`.
 
     Args:
-        model: "encoder" (a stack of this library), or "hf" (a Hugging Face encoder that is converted to the encoding).
-        path: Folder or name of the Hugging Face model.
-        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
-            does "none" with "keep".
-        fade: With absolute="fade", the training steps after which nothing is left of them.
-        tokenizer: Folder, file or name of a tokenizer. Unless given, that of the Hugging Face model, or WordPiece that is trained
-            on the training text.
-        vocabulary: Number of tokens of a tokenizer that is trained.
         length: Most tokens of an example; the longer text of a pair is cut first.
         pooling: How the encoder's vectors become one: their "mean", the "last", or the "first".
     """
 
-    model: ModelName = "encoder"
-    path: str = ""
-    absolute: Absolute = "remove"
-    fade: int = 0
-    tokenizer: str = ""
-    vocabulary: int = 8000
     length: int = 128
     pooling: Pooling = "mean"
 
     def __post_init__(self) -> None:
-        require_sizes(vocabulary=self.vocabulary, length=self.length)
-        for name, value, allowed in (("model", self.model, ModelName), ("pooling", self.pooling, Pooling)):
-            if value not in get_args(allowed):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(allowed))}, but is {value!r}")
-        check_pretrained(self.model, self.path, self.absolute, self.fade)
+        super().__post_init__()
+        require_sizes(length=self.length)
+        check_pooling(self.pooling)
 
 
-class Glue(Classification):
+class Glue(TokenizerTask, Classification):
     """A task of GLUE. `label` of a batch is the class, and `first` is where the second text begins."""
 
     layout: ClassVar[Layout]
@@ -86,24 +58,14 @@ class Glue(Classification):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.folder: Path | None = None
         self.encoded: dict[tuple[Split, int], Sequences] = {}
 
-    def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer in a run's folder, or takes the one that is there."""
-        self.folder = folder
-        if not (folder / TOKENIZER).is_file():
-            write_whole(folder / TOKENIZER, self.tokenizer.to_str())
-
-    @cached_property
-    def tokenizer(self) -> "Tokenizer":
-        """That of the run's folder, one that is named, or one that is trained on the training text and stored in the cache."""
-        if self.folder is not None and (self.folder / TOKENIZER).is_file():
-            return loaded_tokenizer(str(self.folder / TOKENIZER))
+    def find_tokenizer(self) -> "Tokenizer":
+        """Returns the tokenizer that is named, or one that is trained on the training text."""
         if named := self.options.tokenizer or self.options.path:
-            return loaded_tokenizer(named)
+            return load_tokenizer(named)
         texts = [text for item in self.training_items["train"] for text in item.texts]
-        return trained_tokenizer(texts, "pieces", self.options.vocabulary)
+        return trained_tokenizer("wordpiece", texts, self.options.vocabulary)
 
     @cached_property
     def training_items(self) -> dict[Split, list[Item]]:
@@ -129,7 +91,7 @@ class Glue(Classification):
     def read(self, part: str, *, labelled: bool) -> list[Item]:
         """Returns an official part: from its file, from the Hub, or the built-in sample in its place."""
         if self.data is None:
-            return sample(self.layout, part)
+            return sample_items(self.layout, part)
         if self.data == HUB:
             return hub_items(self.layout, part.replace("dev", "validation"))
         return file_items(self.layout, self.data, part, labelled=labelled)
@@ -141,7 +103,7 @@ class Glue(Classification):
             items = self.items(split)
             label = torch.tensor([item.label for item in items])
             columns = {"label": label.long() if self.layout.labels else label, **self.columns(split)}
-            self.encoded[key] = encoded(self.tokenizer, [item.texts for item in items], key[1], **columns)
+            self.encoded[key] = encode_texts(self.tokenizer, [item.texts for item in items], key[1], **columns)
         return self.encoded[key]
 
     def columns(self, split: Split) -> dict[str, Tensor]:
@@ -157,7 +119,7 @@ class Glue(Classification):
                 # Scores start in the middle of their range, and not below it.
                 nn.init.constant_(model.choice.bias, 2.5)
             return model
-        return HuggingFaceChoice(config, options, outputs=self.classes, symbols=symbols)
+        return HuggingFaceChoice(config, options, symbols=symbols, num_labels=self.classes)
 
     def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return outputs.argmax(1), batch["label"]
@@ -177,12 +139,10 @@ class Glue(Classification):
         written = []
         for part, name in zip(self.layout.test, names, strict=True):
             items = self.read(part, labelled=False)
-            examples = encoded(self.tokenizer, [item.texts for item in items], self.options.length)
-            predictions: list[float] = []
-            for start in range(0, len(items), PREDICTED):
-                batch = examples.batch(range(start, min(start + PREDICTED, len(items))))
-                predictions += self.predicted(model({column: x.to(device) for column, x in batch.items()}))
-            written.append(write_predictions(out / f"{name}.tsv", [self.layout.words_of(each) for each in predictions]))
+            examples = encode_texts(self.tokenizer, [item.texts for item in items], self.options.length)
+            batches = batches_on(device, examples, PREDICTED)
+            predictions = [self.layout.prediction(each) for batch in batches for each in self.predicted(model(batch))]
+            written.append(write_predictions(out / f"{name}.tsv", predictions))
         return written
 
     def encoding_options(self, encoding: str) -> dict[str, Any]:
@@ -195,7 +155,7 @@ class Glue(Classification):
         if len(self.layout.texts) > 1:
             return super().text_batch(text)
         length = self.options.length
-        found = encoded(self.tokenizer, [(text,)], length + 1).batch([0])
+        found = encode_texts(self.tokenizer, [(text,)], length + 1).batch([0])
         if int(found["lengths"]) > length:
             raise ValueError(f"text must have at most {length} tokens, the run's length, but has more: shorten it")
         return found
@@ -212,278 +172,13 @@ def write_predictions(path: Path, predictions: Sequence[str]) -> Path:
     return path
 
 
-def facts_of(words: str, metric: str, source: str, size: str, layout: Layout, note: str = SPLIT_WORDS) -> Facts:
-    """Returns the facts of a task of GLUE."""
-    names = ("train", *layout.dev, *layout.test)
-    files = f"{layout.folder}/{{{','.join(names)}}}.tsv or the same without the folder, plain or as .xz or .gz"
-    return Facts(words, metric, source, f"{size}; {note}", LICENCE, PUBLISHED, files, f"{HUB_NAME} ({layout.hub})")
-
-
-def presets_of(train: int) -> dict[str, dict[str, Any]]:
-    """Returns the presets of a task with so many official training examples."""
-    # What the paper used for GLUE was not found: rate, batch and two epochs are those of its SQuAD runs.
-    return {
-        "paper2-base": {
-            "task_options": {"model": "hf", "path": "google-bert/bert-base-uncased"}, "encoding": "huang4",
-            "encoding_options": {"max_lag": 511}, "per_layer": True, "dropout": 0.1, "attention_dropout": 0.1, "batch": 48,
-            "rate": 3e-5, "schedule": "linear", "warmup": 0, "steps": 2 * ceil((train - train // SHARE) / 48),
-        }
-    }  # fmt: skip
-
-
-class Cola(Glue):
-    """Is a sentence English that a speaker accepts?"""
-
-    layout = Layout(
-        "CoLA", "cola", ("sentence",), "label", ("0", "1"), ("shuffled", "plain"),
-        columns=("source", "label", "mark", "sentence"),
-    )  # fmt: skip
-    facts: ClassVar[Facts] = facts_of(
-        "is a sentence grammatical?", "matthews", "CoLA (Warstadt et al. 2019) in GLUE", "8,551 train, 1,043 dev", layout
-    )
-    classes = 2
-    presets = presets_of(8_551)
-
-    def metrics(self) -> dict[str, Metric]:
-        return {"matthews": BinaryMatthewsCorrCoef(), **super().metrics()}
-
-
-class Sst2(Glue):
-    """Does a sentence, or a part of one, praise a film?"""
-
-    layout = Layout("SST-2", "sst2", ("sentence",), "label", ("0", "1"), ("bad", "good"))
-    facts: ClassVar[Facts] = facts_of(
-        "does a phrase of a review praise the film?", "accuracy", "SST-2 (Socher et al. 2013) in GLUE", "67,349 train, 872 dev",
-        layout, f"{SPLIT_WORDS}, and easier: many of its phrases are parts of sentences of which other parts are trained on",
-    )  # fmt: skip
-    classes = 2
-    presets = presets_of(67_349)
-
-
-class Paraphrases(Glue):
-    """Do two texts mean the same? Most of the data has one answer, and so F1 counts first."""
-
-    classes = 2
-
-    def metrics(self) -> dict[str, Metric]:
-        return {"f1": BinaryF1Score(), **super().metrics()}
-
-
-class Mrpc(Paraphrases):
-    """Do two sentences of the news mean the same?"""
-
-    layout = Layout(
-        "MRPC", "mrpc", ("#1 String", "#2 String"), "Quality", ("0", "1"), ("other", "same"), ("sentence1", "sentence2")
-    )
-    facts: ClassVar[Facts] = facts_of(
-        "do two sentences of the news mean the same?", "f1", "MRPC (Dolan and Brockett 2005) in GLUE", "3,668 train, 408 dev",
-        layout,
-    )  # fmt: skip
-    presets = presets_of(3_668)
-
-
-class Qqp(Paraphrases):
-    """Do two questions ask the same?"""
-
-    layout = Layout("QQP", "qqp", ("question1", "question2"), "is_duplicate", ("0", "1"), ("other", "same"), broken=10)
-    facts: ClassVar[Facts] = facts_of(
-        "do two questions ask the same?", "f1", "Quora Question Pairs in GLUE", "363,846 train, 40,430 dev", layout
-    )
-    presets = presets_of(363_846)
-
-
-class Stsb(Glue):
-    """How much do two sentences mean the same, from 0 to 5?"""
-
-    layout = Layout("STS-B", "stsb", ("sentence1", "sentence2"), "score", (), ("other", "near", "same"))
-    facts: ClassVar[Facts] = facts_of(
-        "how much do two sentences mean the same, from 0 to 5?", "pearson", "STS benchmark (Cer et al. 2017) in GLUE",
-        "5,749 train, 1,500 dev", layout,
-    )  # fmt: skip
-    classes = 1
-    presets = presets_of(5_749)
-
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return F.mse_loss(outputs[:, 0].float(), batch["label"], reduction="sum"), outputs.new_tensor(len(outputs))
-
-    def metrics(self) -> dict[str, Metric]:
-        with warnings.catch_warnings():
-            # Spearman's ranks need all predictions, and there are not many.
-            warnings.filterwarnings("ignore", "Metric `SpearmanCorrcoef` will save", UserWarning)
-            return {"pearson": Correlation(), "spearman": SpearmanCorrCoef()}
-
-    def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return outputs[:, 0].float(), batch["label"]
-
-    def predicted(self, outputs: Float[Tensor, "batch outputs"]) -> list[float]:
-        return outputs[:, 0].tolist()
-
-
-class Correlation(PearsonCorrCoef):
-    """Pearson's, of which a higher one is better here; torchmetrics leaves that open, since -1 is a perfect relation too."""
-
-    higher_is_better = True
-
-
-class Mnli(Glue):
-    """Does a sentence follow from another one? Dev has texts of the genres of train (matched), and of others (mismatched)."""
-
-    layout = Layout(
-        "MNLI", "mnli", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"),
-        ("same", "other", "opposite"), ("premise", "hypothesis"), dev=("dev_matched", "dev_mismatched"),
-        test=("test_matched", "test_mismatched"), predictions=("MNLI-m", "MNLI-mm"),
-    )  # fmt: skip
-    facts: ClassVar[Facts] = facts_of(
-        "does a sentence follow from another, contradict it, or neither?", "matched", "MultiNLI (Williams et al. 2018) in GLUE",
-        "392,702 train, 9,815 dev matched, 9,832 dev mismatched", layout,
-        "test is both parts of dev by turns, whose labels are public; validation is a fixed tenth of train, all of it matched",
-    )  # fmt: skip
-    classes = 3
-    presets = presets_of(392_702)
-
-    @cached_property
-    def places(self) -> list[tuple[int, int]]:
-        """Which example of which part of dev comes when: by turns, so that any first ones stand for both."""
-        return sorted(
-            ((part, index) for part, items in enumerate(self.parts) for index in range(len(items))), key=lambda p: p[::-1]
-        )
-
-    def items(self, split: Split) -> list[Item]:
-        return [self.parts[part][index] for part, index in self.places] if split == "test" else super().items(split)
-
-    def columns(self, split: Split) -> dict[str, Tensor]:
-        parts = [part for part, _ in self.places] if split == "test" else [0] * len(self.training_items[split])
-        return {"part": torch.tensor(parts)}
-
-    def metrics(self) -> dict[str, Metric]:
-        return {"matched": PartAccuracy(0), "mismatched": PartAccuracy(1)}
-
-    def answers(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        return outputs.argmax(1), torch.stack([batch["label"], batch["part"]], dim=1)
-
-
-class PartAccuracy(Metric):
-    """The accuracy on the examples of one part; NaN where there are none of it.
-
-    >>> metric = PartAccuracy(1)
-    >>> metric.update(torch.tensor([2, 0, 1]), torch.tensor([[2, 1], [1, 0], [0, 1]]))
-    >>> metric.compute()
-    tensor(0.5000)
-    """
-
-    higher_is_better = True
-    is_differentiable = False
-    full_state_update = False
-    correct: Tensor
-    count: Tensor
-
-    def __init__(self, part: int):
-        super().__init__()
-        self.part = part
-        self.add_state("correct", default=torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, classes: Int[Tensor, " batch"], targets: Int[Tensor, "batch 2"]) -> None:
-        """Takes predicted classes, and rows of the right class and the part."""
-        there = targets[:, 1] == self.part
-        self.correct += (there & (classes == targets[:, 0])).sum()
-        self.count += there.sum()
-
-    def compute(self) -> Tensor:
-        return self.correct / self.count
-
-
-class Qnli(Glue):
-    """Does a sentence have the answer to a question?"""
-
-    layout = Layout("QNLI", "qnli", ("question", "sentence"), "label", ("entailment", "not_entailment"), ("same", "other"))
-    facts: ClassVar[Facts] = facts_of(
-        "does a sentence answer a question?", "accuracy", "QNLI, made of SQuAD 1.1 (Rajpurkar et al. 2016), in GLUE",
-        "104,743 train, 5,463 dev", layout,
-    )  # fmt: skip
-    classes = 2
-    presets = presets_of(104_743)
-
-
-class Rte(Glue):
-    """Does a sentence follow from a text?"""
-
-    layout = Layout("RTE", "rte", ("sentence1", "sentence2"), "label", ("entailment", "not_entailment"), ("same", "other"))
-    facts: ClassVar[Facts] = facts_of(
-        "does a sentence follow from a text?", "accuracy", "RTE 1, 2, 3 and 5 in GLUE", "2,490 train, 277 dev", layout
-    )
-    classes = 2
-    presets = presets_of(2_490)
-
-
-class Wnli(Glue):
-    """Does a sentence follow from a text, whose pronoun has to be understood?"""
-
-    layout = Layout("WNLI", "wnli", ("sentence1", "sentence2"), "label", ("0", "1"), ("other", "same"))
-    facts: ClassVar[Facts] = facts_of(
-        "who is meant by a pronoun? A sentence names one: is it so?", "accuracy",
-        "Winograd schemas (Levesque et al. 2011) in GLUE", "635 train, 71 dev", layout,
-        f"{SPLIT_WORDS}. Dev is adversarial: its sentences are those of train with the other answer, so that a model that learns "
-        "train by heart is below chance",
-    )  # fmt: skip
-    classes = 2
-    presets = presets_of(635)
-
-
-# Models: a batch in, scores [batch, outputs] out
-
-
-FIRST_STD = 0.02
-
-
-class SentenceEncoder(nn.Module):
-    """A stack of layers over one or two texts, which a learned vector tells apart, and scores of the pooled vectors.
-
-    Embeddings start small, so that a few hundred steps turn them where they have to be, and are normalised, so that all encodings
-    find vectors of the same size.
-    """
-
-    def __init__(self, config: Config, *, symbols: int, outputs: int, pooling: Pooling):
-        super().__init__()
-        self.embedding = nn.Embedding(symbols, config.dim)
-        self.side = nn.Embedding(2, config.dim)
-        for table in (self.embedding, self.side):
-            nn.init.normal_(table.weight, std=FIRST_STD)
-        self.norm = nn.LayerNorm(config.dim)
-        self.encoder = encoder_of(config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.choice = nn.Linear(config.dim, outputs)
-        self.pooling: Pooling = pooling
-
-    def forward(self, batch: Batch) -> Float[Tensor, "batch outputs"]:
-        x = self.dropout(self.norm(self.embedding(batch["tokens"]) + self.side(sides_of(batch))))
-        return self.choice(self.dropout(pool(self.encoder(x, lengths=batch["lengths"]), batch["lengths"], self.pooling)))
-
-
-class HuggingFaceChoice(Pretrained):
-    """An encoder of Hugging Face with its head for classes."""
-
-    def __init__(self, config: Config, options: GlueOptions, *, outputs: int, symbols: int):
-        super().__init__(
-            config, options.path, "AutoModelForSequenceClassification", absolute=options.absolute, fade=options.fade,
-            symbols=symbols, num_labels=outputs,
-        )  # fmt: skip
-
-    def forward(self, batch: Batch) -> Float[Tensor, "batch outputs"]:
-        return self.outputs(batch).logits
-
-
-# Tokens
-
 CHUNK = 4096
 """Examples that become tokens at a time."""
 
 
-def encoded(tokenizer: "Tokenizer", texts: Sequence[tuple[str, ...]], length: int, **columns: Tensor) -> Sequences:
+def encode_texts(tokenizer: "Tokenizer", texts: Sequence[tuple[str, ...]], length: int, **columns: Tensor) -> Sequences:
     """Returns texts and pairs of texts in tokens, with special ones around them, and where the second text of each begins."""
     tokenizer.enable_truncation(length)
-    # A word of a text that looks like a special token is a word.
-    tokenizer.encode_special_tokens = True
     tokens, sizes, first = [], [], []
     for start in range(0, len(texts), CHUNK):
         # A single text is no pair of one for the library.

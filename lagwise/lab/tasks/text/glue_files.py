@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from lagwise.lab.tasks.files import file_of, from_hub, opened, required_file, rows
+from lagwise.lab.tasks.files import find_file, from_hub, open_bytes, required_file, table_rows
 
 HUB_NAME = "nyu-mll/glue"
 SOURCE = "get the tasks from https://gluebenchmark.com/tasks and give the folder that has a folder for each of them"
@@ -53,9 +53,9 @@ class Layout:
         expected = f"one of {', '.join(self.labels)}" if self.labels else "a number from 0 to 5"
         raise ValueError(f"{place}: the label is {field!r}, but expected is {expected}")
 
-    def words_of(self, prediction: float) -> str:
+    def prediction(self, value: float) -> str:
         """Returns a prediction as the leaderboard wants it."""
-        return self.labels[int(prediction)] if self.labels else f"{min(max(prediction, 0.0), 5.0):.3f}"
+        return self.labels[int(value)] if self.labels else f"{min(max(value, 0.0), 5.0):.3f}"
 
 
 class Item(NamedTuple):
@@ -86,7 +86,7 @@ def file_items(layout: Layout, data: Path | str, part: str, *, labelled: bool) -
 def part_file(layout: Layout, data: Path | str, part: str) -> Path:
     """Returns an official file, in the folder of all tasks or in that of one."""
     name, folder = f"{part}.tsv", Path(data) / layout.folder
-    alone = file_of(folder, name) is None and file_of(data, name) is not None
+    alone = find_file(folder, name) is None and find_file(data, name) is not None
     return required_file(data if alone else folder, name, SOURCE)
 
 
@@ -99,22 +99,22 @@ def columns_of(
     if missing:
         raise ValueError(f"{path}, line 1: has no column {missing[0]!r}, but expected are {', '.join(wanted)}")
     places = [header.index(name) for name in wanted]
-    table = rows(path, *header, broken=broken)
+    table = table_rows(path, *header, broken=broken)
     if not names:
         next(table)
     for place, fields in table:
-        yield place, [decoded(place, fields[index]) for index in places]
+        yield place, [decode_field(place, fields[index]) for index in places]
 
 
 def first_line(path: Path) -> list[str]:
     """Returns the names of the columns of a table."""
-    with opened(path) as file:
+    with open_bytes(path) as file:
         # One of the official files begins with a mark of its byte order.
         line = file.readline().removeprefix(b"\xef\xbb\xbf")
-    return [decoded(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]
+    return [decode_field(f"{path}, line 1", field) for field in line.rstrip(b"\r\n").split(b"\t")]
 
 
-def decoded(place: str, field: bytes) -> str:
+def decode_field(place: str, field: bytes) -> str:
     """Returns the text of a field."""
     try:
         return field.decode()

@@ -1,9 +1,6 @@
 """Made-up sentences and pairs of sentences in the place of GLUE's own."""
 
-from collections.abc import Callable, Sequence
-
-import torch
-
+from lagwise.lab.tasks.choices import Chooser
 from lagwise.lab.tasks.text.glue_files import Item, Layout
 
 WHO = ("The pilot", "A young cook", "Our librarian", "The tailor", "An engineer", "The twins", "A beekeeper", "The mayor")
@@ -13,16 +10,11 @@ WHERE = ("near the harbour", "before breakfast", "in the attic", "after the conc
 TASTES = {"bad": ("dull", "clumsy", "dreary", "sloppy"), "good": ("delightful", "clever", "brilliant", "charming")}
 SAMPLE_SIZES = {"train": 120, "dev": 36, "test": 12}
 
-Draw = Callable[[Sequence[str]], str]
 
-
-def sample(layout: Layout, part: str) -> list[Item]:
+def sample_items(layout: Layout, part: str) -> list[Item]:
     """Returns made-up examples in the place of an official part, as many of each class."""
     names = ("train", *layout.dev, *layout.test)
-    generator = torch.Generator().manual_seed(names.index(part))
-
-    def one_of(words: Sequence[str]) -> str:
-        return words[int(torch.randint(len(words), (), generator=generator))]
+    one_of = Chooser(names.index(part))
 
     def item(kind: int) -> Item:
         label = kind if layout.labels else 2.5 * kind
@@ -31,7 +23,7 @@ def sample(layout: Layout, part: str) -> list[Item]:
     return [item(index % len(layout.relations)) for index in range(SAMPLE_SIZES[part.split("_")[0]])]
 
 
-def sample_texts(relation: str, one_of: Draw) -> tuple[str, ...]:
+def sample_texts(relation: str, one_of: Chooser) -> tuple[str, ...]:
     """Returns a text, or two that have something to do with each other."""
     who, did, what, where = one_of(WHO), one_of(DID), one_of(WHAT), one_of(WHERE)
     first = f"{who} {did} {what} {where}."

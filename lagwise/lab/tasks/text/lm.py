@@ -1,44 +1,30 @@
 """Language modelling: the next token of a text, or tokens that were hidden, over bytes, BPE or WordPiece."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lagwise import noise
 from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
-from lagwise.lab.tasks.base import HUB, SPLITS, Batch, Examples, Facts, Sampling, Split, Task
-from lagwise.lab.tasks.files import cache_folder, store, write_whole
-from lagwise.lab.tasks.models import CausalModel, MaskedModel, generate
-from lagwise.lab.tasks.pretrained import Absolute, Pretrained, check_pretrained
-from lagwise.lab.tasks.streams import (
-    TOKENIZER,
-    Alphabet,
-    Stream,
-    alphabet_of,
-    alphabet_of_bytes,
-    digest,
-    encoded,
-    load_tokenizer,
-    stream_of_bytes,
-    train_tokenizer,
-)
+from lagwise.lab.tasks.base import Batch, Facts, Sampling, Split
+from lagwise.lab.tasks.files import cache_folder, cached_tensors
+from lagwise.lab.tasks.generation import generate_tokens
+from lagwise.lab.tasks.models import CausalModel, MaskedModel
 from lagwise.lab.tasks.text.corpora import HUB_NAME, read_splits
-from lagwise.lab.tasks.text.wordpiece import loaded_tokenizer
+from lagwise.lab.tasks.text.pretrained import Absolute, Pretrained, check_pretrained
+from lagwise.lab.tasks.text.streams import Alphabet, Stream, alphabet_of, alphabet_of_bytes, encode_bytes, encode_stream
+from lagwise.lab.tasks.text.text_rows import CausalRows, MaskedRows
+from lagwise.lab.tasks.text.tokenization import TOKENIZER, TokenizerTask, load_tokenizer, text_digest, trained_tokenizer
+from lagwise.lab.tasks.token_prediction import BitsPerByte, Perplexity, TokenPrediction, mean_loss_by_position, token_losses
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-COPIES = 10
-"""How many different masks each row of the training text has, as in BERT's own data."""
 
 DEFAULT_VOCABULARY = 8192
 
@@ -94,7 +80,7 @@ class LanguageModelOptions:
             require_sizes(vocabulary=self.vocabulary)
         if self.whole_words and self.objective != "masked":
             raise ValueError("whole_words must be left out with objective='causal', which hides nothing: pass objective='masked'")
-        check_pretrained(self.model, self.path, self.absolute, self.fade)
+        check_pretrained(self)
         if self.model == "hf":
             self.check_hugging_face()
         for name in ("hidden", "validation", "test"):
@@ -113,7 +99,7 @@ class LanguageModelOptions:
             )
 
 
-class LanguageModel(Task):
+class LanguageModel(TokenizerTask, TokenPrediction):
     """Texts as tokens, causal or masked."""
 
     facts: ClassVar[Facts] = Facts(
@@ -146,49 +132,28 @@ class LanguageModel(Task):
 
     def __init__(self, data: Path | str | None = None, *, seed: int = 0, **options: Any):
         super().__init__(data, seed=seed, **options)
-        self.folder: Path | None = None
         self._pieces: dict[Split, list[str]] = {}
         self._streams: dict[Split, Stream] = {}
-        self._tokenizer: Tokenizer | None = None
 
     def attach(self, folder: Path) -> None:
-        """Keeps the tokenizer in a run's folder, or takes the one that is there."""
-        self.folder = folder
-        if self.options.tokens != "bytes" and not (folder / TOKENIZER).is_file():
-            write_whole(folder / TOKENIZER, self.tokenizer.to_str())
+        if self.options.tokens != "bytes":
+            super().attach(folder)
 
     @property
     def pieces(self) -> dict[Split, list[str]]:
         """The documents of each split, which are read once."""
         if not self._pieces:
-            self._pieces = read_splits(self.data, self.options)
+            self._pieces = read_splits(
+                self.data, packed=self.options.packed, validation=self.options.validation, test=self.options.test
+            )
         return self._pieces
 
-    @property
-    def tokenizer(self) -> "Tokenizer":
-        """That of the run's folder, of the data's, or one that is trained on the training text and stored in the cache."""
-        if self._tokenizer is None:
-            self._tokenizer = self.find_tokenizer()
-            # Words of the text that look like special tokens are words.
-            self._tokenizer.encode_special_tokens = True
-        return self._tokenizer
-
     def find_tokenizer(self) -> "Tokenizer":
-        """Returns the tokenizer from the first place that has one."""
-        given = [] if self.folder is None else [self.folder / TOKENIZER]
-        if self.options.model == "hf":
-            stored = str(given[0]) if given and given[0].is_file() else self.options.path
-            return loaded_tokenizer(stored)
-        given += [Path(self.data) / TOKENIZER] if self.data not in (None, HUB) else []
-        for path in given:
-            if path.is_file():
-                return load_tokenizer(path)
-        size = self.options.vocabulary or DEFAULT_VOCABULARY
-        path = cache_folder() / "lm" / f"{digest(self.options.tokens, size, *self.pieces['train'])}-{TOKENIZER}"
-        if not path.is_file():
-            trained = train_tokenizer(self.options.tokens, size, self.pieces["train"])
-            write_whole(path, trained.to_str())
-        return load_tokenizer(path)
+        """Returns the tokenizer of the model or of the data, or one that is trained on the training text."""
+        if given := self.options.path or self.data_tokenizer(TOKENIZER):
+            return load_tokenizer(given)
+        assert self.options.tokens != "bytes"
+        return trained_tokenizer(self.options.tokens, self.pieces["train"], self.options.vocabulary or DEFAULT_VOCABULARY)
 
     @property
     def alphabet(self) -> Alphabet:
@@ -198,33 +163,31 @@ class LanguageModel(Task):
     def stream(self, split: Split) -> Stream:
         """Returns the tokens of a split; those of tokenizers are made once and stored in the cache."""
         if split not in self._streams:
-            packed = self.options.packed
+            packed, documents = self.options.packed, self.pieces[split]
             if self.options.tokens == "bytes":
-                self._streams[split] = stream_of_bytes(self.pieces[split], packed)
+                self._streams[split] = encode_bytes(documents, packed)
             else:
-                key = digest(packed, self.tokenizer.to_str(), *self.pieces[split])
-                path = cache_folder() / "lm" / f"{key}.pt"
-                if not path.exists():
-                    made = encoded(self.tokenizer, self.pieces[split], self.alphabet.end, packed)
-                    store(path, {"tokens": made[0], "sizes": made[1]})
-                self._streams[split] = Stream(**torch.load(path, weights_only=True, mmap=True))
+                path = cache_folder() / "lm" / f"{text_digest(packed, self.tokenizer.to_str(), *documents)}.pt"
+                self._streams[split] = Stream(
+                    **cached_tensors(path, lambda: encode_stream(self.tokenizer, documents, self.alphabet.end, packed)._asdict())
+                )
         return self._streams[split]
 
-    def examples(self, split: Split, length: int | None = None) -> "Rows":
+    def examples(self, split: Split, length: int | None = None) -> CausalRows | MaskedRows:
         length = self.options.length if length is None else length
         require_sizes(length=length)
-        kind = CausalRows if self.options.objective == "causal" else MaskedRows
-        return kind(self.stream(split), self.alphabet, length, self.options, seed=self.seed, split=split)
+        options, given = self.options, (self.stream(split), self.alphabet, length)
+        if options.objective == "causal":
+            return CausalRows(*given, packed=options.packed, split=split)
+        return MaskedRows(
+            *given, packed=options.packed, split=split, seed=self.seed, hidden=options.hidden, whole_words=options.whole_words
+        )
 
     def model(self, config: Config) -> nn.Module:
         if self.options.model == "hf":
             return HuggingFaceMasked(config, self.options, symbols=self.alphabet.symbols)
         kind = CausalModel if self.options.objective == "causal" else MaskedModel
         return kind(config, symbols=self.alphabet.symbols, tied=self.options.tied)
-
-    def loss(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        losses = token_losses(outputs, batch)
-        return losses.sum(), losses.new_tensor(losses.numel())
 
     def metrics(self) -> dict[str, Metric]:
         return {"bits_per_byte": BitsPerByte(), "perplexity": Perplexity()}
@@ -235,9 +198,9 @@ class LanguageModel(Task):
 
     def curves(self, model: nn.Module, split: Split, length: int | None, *, batch: int, limit: int | None) -> dict[str, Any]:
         """Returns the mean loss in bins of an eighth of the training length: the first position of each, nats, tokens."""
-        examples = self.examples(split, length)
-        bins = -(-examples.length // max(1, self.options.length // 8))
-        found = position_losses(model, examples, bins, batch=batch, limit=limit)
+        length = self.options.length if length is None else length
+        bins = -(-length // max(1, self.options.length // 8))
+        found = mean_loss_by_position(model, self.examples(split, length), length, bins, batch=batch, limit=limit)
         return {"loss_by_position": [list(each) for each in found]}
 
     def generate(self, model: nn.Module, prompt: str | None, sampling: Sampling, out: Path) -> list[Path]:
@@ -247,7 +210,7 @@ class LanguageModel(Task):
         start = [self.alphabet.end, *self.codes(prompt or "")]
         device = next(model.parameters()).device
         prompts = torch.tensor([start] * sampling.count, device=device)
-        found = generate(model, prompts, sampling, end=self.alphabet.end)
+        found = generate_tokens(model, prompts, sampling, end=self.alphabet.end)
         out.mkdir(parents=True, exist_ok=True)
         paths = [out / f"text-{number}.txt" for number in range(sampling.count)]
         for path, row in zip(paths, found.tokens.tolist(), strict=True):
@@ -282,187 +245,7 @@ class LanguageModel(Task):
 class HuggingFaceMasked(Pretrained):
     """An encoder of Hugging Face with its head for hidden tokens, which is new where the model was stored without it."""
 
-    def __init__(self, config: Config, options: LanguageModelOptions, *, symbols: int):
-        super().__init__(
-            config, options.path, "AutoModelForMaskedLM", absolute=options.absolute, fade=options.fade, symbols=symbols
-        )
+    head = "AutoModelForMaskedLM"
 
     def forward(self, batch: Batch) -> Float[Tensor, "chosen symbols"]:
         return self.outputs(batch).logits.flatten(0, 1)[batch["chosen"]]
-
-
-class Rows(Examples):
-    """Rows of a text. What is left at its end, less than a row, is left out."""
-
-    def __init__(
-        self, stream: Stream, alphabet: Alphabet, length: int, options: LanguageModelOptions, *, seed: int, split: Split
-    ):  # fmt: skip
-        self.stream, self.alphabet, self.length, self.options = stream, alphabet, length, options
-        self.seed, self.split = torch.tensor(seed), split
-        self.count = (len(stream.tokens) - 1) // length
-        if not self.count:
-            raise ValueError(
-                f"length must be less than the {len(stream.tokens)} tokens of the {split} text, but is {length}: "
-                "choose a shorter one, or give more text"
-            )
-
-    def __len__(self) -> int:
-        return self.count
-
-    def cut(self, column: Tensor, rows: Sequence[int]) -> Int[Tensor, "batch length+1"]:
-        """Returns rows of a column, each with the first entry of the next one."""
-        return torch.stack([column[row * self.length : (row + 1) * self.length + 1] for row in rows]).long()
-
-    def sizes(self, tokens: Int[Tensor, "batch length+1"], rows: Sequence[int]) -> Int[Tensor, "batch length+1"]:
-        """Returns how many bytes the tokens of rows stand for."""
-        return (tokens != self.alphabet.end).long() if self.stream.sizes is None else self.cut(self.stream.sizes, rows)
-
-    def places(self, tokens: Int[Tensor, "batch length"]) -> tuple[Int[Tensor, "batch length"], Batch]:
-        """Returns the position of each token in its sequence, and the sequences' ends if they are packed."""
-        time = torch.arange(tokens.shape[1]).expand_as(tokens)
-        if not self.options.packed:
-            return time, {}
-        begins = tokens == self.alphabet.end
-        begins[:, 0] = True
-        first = torch.where(begins, time, 0).cummax(1).values
-        ends = torch.cat([begins.flatten().nonzero()[:, 0], torch.tensor([tokens.numel()])])
-        return time - first, {"cu_seqlens": ends}
-
-
-class CausalRows(Rows):
-    """Rows whose targets are the tokens one further: each token of the text but the first is a target once."""
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        tokens = self.cut(self.stream.tokens, indices)
-        inputs = tokens[:, :-1].contiguous()
-        positions, ends = self.places(inputs)
-        sizes = self.sizes(tokens, indices)[:, 1:]
-        return {"tokens": inputs, "targets": tokens[:, 1:], "sizes": sizes, "positions": positions, **ends}
-
-
-class MaskedRows(Rows):
-    """Rows in which some tokens are hidden: of those that are asked for 80 % are masks, 10 % any token, 10 % themselves.
-
-    What is hidden depends on the seed and the number of the example. Training rows come with several masks.
-    """
-
-    def __len__(self) -> int:
-        return self.count * COPIES if self.split == "train" else self.count
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        rows = [index % self.count for index in indices]
-        whole = self.cut(self.stream.tokens, rows)
-        tokens = whole[:, :-1].contiguous()
-        positions, ends = self.places(tokens)
-        draws = self.draws(indices)
-        asked = self.asked(tokens, draws[0])
-        hidden, other = asked & (draws[1] < 0.8), asked & (draws[1] >= 0.9)
-        inputs = torch.where(hidden, self.alphabet.mask, tokens)
-        ordinary = (~self.alphabet.special).nonzero()[:, 0]
-        inputs = torch.where(other, ordinary[(draws[2] * len(ordinary)).long()], inputs)
-        chosen = asked.flatten().nonzero()[:, 0]
-        columns = {"targets": tokens, "sizes": self.sizes(whole, rows)[:, :-1], "positions": positions}
-        return {"tokens": inputs, "chosen": chosen, **{name: x.flatten()[chosen] for name, x in columns.items()}, **ends}
-
-    def draws(self, indices: Sequence[int]) -> Float[Tensor, "3 batch length"]:
-        """Returns numbers from 0 to 1: whether a token is asked for, what becomes of it, and by what it is replaced."""
-        stream = noise.bits(self.seed, SPLITS.index(self.split))
-        counters = torch.arange(3)[:, None, None], torch.as_tensor(indices)[:, None], torch.arange(self.length)
-        # 24 bits are exact in float32.
-        return ((noise.bits(stream, *counters) >> 40) & (2**24 - 1)).float() / 2**24
-
-    def asked(self, tokens: Int[Tensor, "batch length"], draws: Float[Tensor, "batch length"]) -> Bool[Tensor, "batch length"]:
-        """Returns which tokens are asked for: in each row at least one that is not special."""
-        special = self.alphabet.special[tokens]
-        if self.options.whole_words:
-            draws = draws.gather(1, self.first_of_word(tokens))
-        draws = draws.masked_fill(special, 1.0)
-        least = draws.amin(1, keepdim=True)
-        return (draws <= least.clamp(min=self.options.hidden)) & ~special
-
-    def first_of_word(self, tokens: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length"]:
-        """Returns for each token where its word begins."""
-        goes_on = self.alphabet.begins_inside[tokens]
-        goes_on[:, 1:] &= self.alphabet.ends_inside[tokens[:, :-1]]
-        goes_on[:, 0] = False
-        return torch.where(goes_on, 0, torch.arange(tokens.shape[1])).cummax(1).values
-
-
-def token_losses(outputs: Float[Tensor, "*items symbols"], batch: Batch) -> Float[Tensor, " tokens"]:
-    """Returns the loss of each target in nats."""
-    return F.cross_entropy(outputs.flatten(0, -2).float(), batch["targets"].flatten(), reduction="none")
-
-
-class BitsPerByte(Metric):
-    """The bits that a model needs for each byte of the text, whatever its tokens are."""
-
-    higher_is_better = False
-    full_state_update = False
-    nats: Tensor
-    bytes: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("nats", default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("bytes", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, losses: Float[Tensor, " tokens"], sizes: Int[Tensor, " tokens"]) -> None:
-        self.nats += losses.double().sum()
-        self.bytes += sizes.sum()
-
-    def compute(self) -> Tensor:
-        return self.nats / math.log(2.0) / self.bytes
-
-
-class Perplexity(Metric):
-    """The exponential of the mean loss of a token."""
-
-    higher_is_better = False
-    full_state_update = False
-    nats: Tensor
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("nats", default=torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, losses: Float[Tensor, " tokens"], sizes: Int[Tensor, " tokens"]) -> None:
-        self.nats += losses.double().sum()
-        self.count += losses.numel()
-
-    def compute(self) -> Tensor:
-        return (self.nats / self.count).exp()
-
-
-class Bin(NamedTuple):
-    """The mean loss of the tokens at some positions."""
-
-    first: int
-    nats: float
-    tokens: int
-
-
-@torch.no_grad()
-def position_losses(model: nn.Module, examples: Rows, bins: int, *, batch: int = 16, limit: int | None = None) -> list[Bin]:
-    """Returns the mean loss against the position in the sequence, in bins of equal width; empty bins are left out.
-
-    Args:
-        model: Of the task, in evaluation mode.
-        examples: Rows of a text.
-        bins: Number of bins over the length of a row.
-        batch: Rows at a time.
-        limit: How many rows are taken; all unless given.
-    """
-    require_sizes(bins=bins, batch=batch)
-    device = next(model.parameters()).device
-    width = -(-examples.length // bins)
-    nats, count = torch.zeros(2, bins, dtype=torch.float64).unbind()
-    rows = range(len(examples) if limit is None else min(limit, len(examples)))
-    for start in rows[::batch]:
-        given = {name: x.to(device) for name, x in examples.batch(rows[start : start + batch]).items()}
-        losses, where = token_losses(model(given), given).double().cpu(), given["positions"].flatten().cpu() // width
-        nats.index_add_(0, where, losses)
-        count.index_add_(0, where, torch.ones_like(losses))
-    there = [number for number in range(bins) if count[number] > 0]
-    return [Bin(number * width, float(nats[number] / count[number]), int(count[number])) for number in there]

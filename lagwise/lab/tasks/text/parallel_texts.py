@@ -28,10 +28,10 @@ class Parallel(NamedTuple):
     target: list[str]
 
 
-def read(data: Path | str | None, split: Split, languages: Languages) -> Parallel:
+def read_parallel(data: Path | str | None, split: Split, languages: Languages) -> Parallel:
     """Returns the sentences of a split and their translations, without the pairs of which one side is empty."""
     if data is None:
-        return sample(split)
+        return sample_parallel(split)
     found = read_hub(split, languages) if data == HUB else read_files(data, split, languages)
     kept = [(source, target) for source, target in zip(*found, strict=True) if source.strip() and target.strip()]
     dropped = len(found.source) - len(kept)
@@ -45,7 +45,7 @@ def read(data: Path | str | None, split: Split, languages: Languages) -> Paralle
 def read_files(data: Path | str, split: Split, languages: Languages) -> Parallel:
     """Returns the lines of two files, which must have as many."""
     paths = [required_file(data, f"{FILES[split]}.{language}", SOURCE) for language in languages]
-    source, target = (lines_of(path) for path in paths)
+    source, target = (read_lines(path) for path in paths)
     if len(source) != len(target):
         shorter, longer = sorted(zip(paths, (len(source), len(target)), strict=True), key=lambda each: each[1])
         raise ValueError(
@@ -55,7 +55,7 @@ def read_files(data: Path | str, split: Split, languages: Languages) -> Parallel
     return Parallel(source, target)
 
 
-def lines_of(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Returns the lines of a file, plain or compressed; nothing but a line feed ends one."""
     text = text_of(path)
     return text.removesuffix("\n").split("\n") if text else []
@@ -84,14 +84,14 @@ def invented_words(syllables: Sequence[str]) -> list[str]:
     return [first + second for first in syllables for second in syllables][:SAMPLE_WORDS]
 
 
-def sample(split: Split) -> Parallel:
+def sample_parallel(split: Split) -> Parallel:
     """Returns sentences of an invented language, and their translations into another: other words, the last one first."""
     read, written = invented_words(["ka", "mo", "ti", "re", "su", "lin"]), invented_words(["dor", "fe", "gu", "wy", "zan", "hob"])
-    draws = torch.Generator().manual_seed(SPLITS.index(split))
+    rng = torch.Generator().manual_seed(SPLITS.index(split))
 
     def sentences() -> Iterator[list[int]]:
-        for size in torch.randint(2, 8, (SAMPLE_SIZES[split],), generator=draws).tolist():
-            yield torch.randint(SAMPLE_WORDS, (size,), generator=draws).tolist()
+        for size in torch.randint(2, 8, (SAMPLE_SIZES[split],), generator=rng).tolist():
+            yield torch.randint(SAMPLE_WORDS, (size,), generator=rng).tolist()
 
     rows = list(sentences())
     return Parallel(

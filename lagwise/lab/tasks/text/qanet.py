@@ -12,7 +12,7 @@ from lagwise.encodings.scalar import AT5
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch
 from lagwise.lab.tasks.models import encoder_of
-from lagwise.lab.tasks.text.wordpiece import Frame
+from lagwise.lab.tasks.text.windows import Frame
 
 
 class QANet(nn.Module):
@@ -38,8 +38,8 @@ class QANet(nn.Module):
         asked, reads, *stacks = self.encoders
         sizes, question_sizes = batch["last"] - batch["first"], batch["first"] - self.before - self.middle
         x = self.dropout(self.embedding(batch["tokens"]))
-        question, _ = part_of(x, torch.full_like(question_sizes, self.before), question_sizes)
-        context, places = part_of(x, batch["first"], sizes)
+        question, _ = cut_part(x, torch.full_like(question_sizes, self.before), question_sizes)
+        context, places = cut_part(x, batch["first"], sizes)
         question, context = asked(question, lengths=question_sizes), reads(context, lengths=sizes)
         x = self.between(context, question, sizes, question_sizes)
         found = []
@@ -53,7 +53,7 @@ class QANet(nn.Module):
         return whole.scatter(1, places[..., None].expand_as(scores), scores)[:, :length]
 
 
-def part_of(
+def cut_part(
     x: Float[Tensor, "batch time dim"], first: Int[Tensor, " batch"], sizes: Int[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "batch part dim"], Int[Tensor, "batch part"]]:
     """Returns the vectors from `first` on, as many as the longest part has, and their places, which may be beyond the end."""
@@ -91,7 +91,7 @@ class ContextQueryAttention(nn.Module):
         u, v, w = self.similarity
         similar = (context @ u)[:, :, None] + (question @ v)[:, None] + (context * w) @ question.mT
         least = torch.finfo(similar.dtype).min
-        there, asked = exists(context, sizes), exists(question, question_sizes)
+        there, asked = length_mask(context, sizes), length_mask(question, question_sizes)
         to_question = similar.masked_fill(~asked[:, None], least).softmax(2)
         to_context = similar.masked_fill(~there[:, :, None], least).softmax(1)
         a = to_question @ question
@@ -99,7 +99,7 @@ class ContextQueryAttention(nn.Module):
         return self.merge(torch.cat([context, a, context * a, context * b], dim=-1))
 
 
-def exists(x: Float[Tensor, "batch time dim"], sizes: Int[Tensor, " batch"]) -> Bool[Tensor, "batch time"]:
+def length_mask(x: Float[Tensor, "batch time dim"], sizes: Int[Tensor, " batch"]) -> Bool[Tensor, "batch time"]:
     """Returns which vectors are no padding."""
     return torch.arange(x.shape[1], device=x.device) < sizes[:, None]
 

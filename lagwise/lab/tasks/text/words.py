@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lagwise.lab.tasks.files import opened
+from lagwise.lab.tasks.files import open_bytes
 
 PADDING, UNKNOWN = 0, 1
 """Two tokens before those of the words."""
@@ -60,7 +60,7 @@ def read_vectors(path: Path | str, wanted: Set[str]) -> tuple[list[str], Float[T
         raise ValueError(f"vectors must be a file with a word and its numbers in each line, but {path} is none")
     found: dict[str, list[float]] = {}
     width = 0
-    with opened(path) as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             line = line.rstrip()
             size = line.count(b" ")
@@ -72,13 +72,13 @@ def read_vectors(path: Path | str, wanted: Set[str]) -> tuple[list[str], Float[T
             word = line[: line.index(b" ")].decode(errors="replace")
             # A few words of the largest file of GloVe have spaces in them, and so are none of these.
             if size == width and word in wanted and word not in found:
-                found[word] = numbers(f"{path}, line {number}", line.split(b" ")[1:])
+                found[word] = parse_numbers(f"{path}, line {number}", line.split(b" ")[1:])
     if not found:
         raise ValueError(f"vectors must be a file with words of the data, but {path} has none of {len(wanted):,}")
     return list(found), torch.tensor(list(found.values()))
 
 
-def numbers(place: str, fields: Sequence[bytes]) -> list[float]:
+def parse_numbers(place: str, fields: Sequence[bytes]) -> list[float]:
     """Returns the numbers of a line."""
     try:
         return [float(field) for field in fields]

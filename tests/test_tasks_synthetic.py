@@ -14,8 +14,8 @@ from lagwise.encodings import ENCODINGS
 from lagwise.lab.config import FIELDS, Config, with_fields
 from lagwise.lab.tasks.base import SPLITS
 from lagwise.lab.tasks.files import cache_folder
-from lagwise.lab.tasks.lra.listops import FILES, WORDS, Grammar, ListOps, accepted, written
-from lagwise.lab.tasks.synthetic import SYMBOLS, Adding, Process50, Reber, Within, automaton, chances, reber_strings
+from lagwise.lab.tasks.lra.listops import FILES, WORDS, ExpressionGrammar, ListOps, fitting_roots, write_expressions
+from lagwise.lab.tasks.synthetic import SYMBOLS, Adding, Process50, Reber, Within, automaton, ending_probabilities, reber_strings
 
 TASKS = {"process-50": Process50, "reber": Reber, "adding": Adding, "listops": ListOps}
 SMALL = {"train": 60, "validation": 20, "test": 20}
@@ -175,8 +175,8 @@ class TestReber:
         share = sum(len(string) == 12 for string in drawn) / len(drawn)
         assert abs(share - 1 / 64) < 0.003
         _, after = automaton()
-        assert chances(after, range(1, 400))[0, 0] == pytest.approx(1.0)
-        assert chances(after, range(0, 12))[0, 0] == pytest.approx(1 / 64)
+        assert ending_probabilities(after, range(1, 400))[0, 0] == pytest.approx(1.0)
+        assert ending_probabilities(after, range(0, 12))[0, 0] == pytest.approx(1 / 64)
 
     def test_strings_of_one_length_have_the_shares_of_the_grammar(self):
         """Drawn for a length, and chosen by it from all: the same shares of strings that begin with one module."""
@@ -306,11 +306,11 @@ class TestListOps:
         assert not torch.equal(many.batch([2400])["tokens"], many.batch([400])["tokens"])
 
     def test_seeds_alone_or_among_others_give_the_same_expression(self):
-        grammar = Grammar(10, 60, 4, 10)
+        grammar = ExpressionGrammar(10, 60, 4, 10)
         seeds = torch.arange(1, 40)
-        assert torch.equal(accepted(seeds, grammar)[7:9], accepted(seeds[7:9], grammar))
-        tokens, ends, _ = written(accepted(seeds, grammar), grammar)
-        alone, _, _ = written(accepted(seeds[7:8], grammar), grammar)
+        assert torch.equal(fitting_roots(seeds, grammar)[7:9], fitting_roots(seeds[7:9], grammar))
+        tokens, ends, _ = write_expressions(fitting_roots(seeds, grammar), grammar)
+        alone, _, _ = write_expressions(fitting_roots(seeds[7:8], grammar), grammar)
         assert torch.equal(tokens[ends[6] : ends[7]], alone)
 
     def test_the_cache_is_used_and_tells_seeds_and_grammars_apart(self, cache, monkeypatch):
@@ -320,7 +320,7 @@ class TestListOps:
         small("listops", seed=1).examples("train").batch([0])
         small("listops", longest=70).examples("train").batch([0])
         assert len([path for path in cache.rglob("*.pt")]) == 3
-        monkeypatch.setattr("lagwise.lab.tasks.lra.listops.accepted", None)
+        monkeypatch.setattr("lagwise.lab.tasks.lra.listops.fitting_roots", None)
         assert same(made, whole(small("listops").examples("train")))
 
     def test_the_cache_folder(self, monkeypatch, tmp_path):

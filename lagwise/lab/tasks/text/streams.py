@@ -1,15 +1,14 @@
-"""Texts as streams of tokens: bytes, or the pieces of a tokenizer that is trained on them."""
+"""Texts as streams of tokens: bytes, or the pieces of a tokenizer."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from lagwise.lab.tasks.text.tokenization import ENDS, special_token
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,14 +17,7 @@ BYTES = 256
 BYTE_END, BYTE_MASK = 0xFF, 0xFE
 """Bytes that no UTF-8 text has, so that they can stand for the end of a document and for a hidden byte."""
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-ENDS = ("[SEP]", "</s>", "<|endoftext|>", "<eos>")
 MASKS = ("[MASK]", "<mask>")
-
-TOKENIZER = "tokenizer.json"
-
-VERSION = 2
-"""Changes whenever the same text and options give other tokens, so that stored ones of before are not used."""
 
 ENCODED = 256
 """Documents that are encoded at a time."""
@@ -85,64 +77,10 @@ def word_letter(letter: str) -> bool:
     return letter.isalnum() if letter.isascii() else letter not in "ĠĊĉč"
 
 
-def special_token(tokenizer: "Tokenizer", names: Sequence[str]) -> int:
-    """Returns the first of some special tokens that a tokenizer has."""
-    found = [code for name in names if (code := tokenizer.token_to_id(name)) is not None]
-    if not found:
-        raise ValueError(f"{TOKENIZER} must have one of the tokens {', '.join(names)}, but has none: add one and train it again")
-    return found[0]
-
-
-def train_tokenizer(kind: str, size: int, documents: Sequence[str]) -> "Tokenizer":
-    """Returns a tokenizer that is trained on a text: BPE over bytes, or WordPiece in lower case."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    if kind == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-        options: dict[str, Any] = {"vocab_size": size, "special_tokens": list(SPECIAL), "show_progress": False}
-        trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
-        tokenizer.train_from_iterator(documents, trainer)
-    else:
-        vocabulary = piece_vocabulary(documents, size)
-        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
-        tokenizer.normalizer = normalizers.BertNormalizer()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
-        tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
-
-
-def piece_vocabulary(texts: Sequence[str], size: int) -> dict[str, int]:
-    """Returns the pieces of WordPiece that is trained on texts in lower case, the same each time."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    draft: Any = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # pyright: ignore[reportCallIssue]
-    draft.normalizer, draft.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    words = {word for text in texts for word in draft.normalizer.normalize_str(text).split()}
-    # Left to itself the library numbers letters inside words in an order that differs from run to run, and with it ties.
-    inner = [f"##{letter}" for letter in sorted({letter for word in words for letter in word[1:]})]
-    trainer: Any = trainers.WordPieceTrainer
-    draft.train_from_iterator(texts, trainer(vocab_size=size, special_tokens=[*SPECIAL, *inner], show_progress=False))
-    return draft.get_vocab()
-
-
-def load_tokenizer(path: Path) -> "Tokenizer":
-    """Reads a tokenizer."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    # The library raises nothing more special.
-    except Exception as error:
-        raise ValueError(f"{path} must be a tokenizer of the tokenizers library, but cannot be read: {error}") from error
-
-
-def stream_of_bytes(documents: Sequence[str], packed: bool) -> Stream:
+def encode_bytes(documents: Sequence[str], packed: bool) -> Stream:
     """Returns texts as bytes, with an end before each, or before the first alone where they are not packed.
 
-    >>> stream_of_bytes(["a", "b"], packed=True).tokens.tolist()
+    >>> encode_bytes(["a", "b"], packed=True).tokens.tolist()
     [255, 97, 255, 98, 255]
     """
     mark = bytes([BYTE_END])
@@ -150,8 +88,8 @@ def stream_of_bytes(documents: Sequence[str], packed: bool) -> Stream:
     return Stream(torch.frombuffer(bytearray(mark + joined + mark), dtype=torch.uint8), None)
 
 
-def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: bool) -> tuple[Tensor, Tensor]:
-    """Returns the tokens of texts as `stream_of_bytes` does, and the bytes of each, which add up to those of the texts."""
+def encode_stream(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: bool) -> Stream:
+    """Returns the tokens of texts as `encode_bytes` does, and the bytes of each, which add up to those of the texts."""
     tokens, sizes = [np.array([end])], [np.array([0])]
     for start in range(0, len(documents), ENCODED):
         some = documents[start : start + ENCODED]
@@ -167,7 +105,7 @@ def encoded(tokenizer: "Tokenizer", documents: Sequence[str], end: int, packed: 
     if not packed:
         tokens.append(np.array([end]))
         sizes.append(np.array([0]))
-    return torch.from_numpy(np.concatenate(tokens).astype(np.int32)), torch.from_numpy(np.concatenate(sizes).astype(np.int32))
+    return Stream(*(torch.from_numpy(np.concatenate(column).astype(np.int32)) for column in (tokens, sizes)))
 
 
 def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:
@@ -181,12 +119,3 @@ def bytes_of_tokens(text: str, ends: np.ndarray) -> tuple[np.ndarray, int]:
     places = np.append(np.flatnonzero((raw & 0xC0) != 0x80), len(raw))
     reached = np.maximum.accumulate(places[ends]) if len(ends) else ends
     return np.diff(reached, prepend=0), len(raw) - (int(reached[-1]) if len(reached) else 0)
-
-
-def digest(*parts: Any) -> str:
-    """Returns digits that tell texts and options apart."""
-    found = hashlib.sha256(json.dumps(VERSION).encode())
-    for part in parts:
-        own = part.encode() if isinstance(part, str) else json.dumps(part).encode()
-        found.update(len(own).to_bytes(8, "little") + own)
-    return found.hexdigest()[:16]

@@ -1,23 +1,17 @@
-"""Notes: scores as tokens and back, what may follow what, pictures and sound, and measures of style."""
+"""Notation: scores as REMI tokens and back, and which token may follow which."""
 
 import re
-import shutil
-import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lagwise.extras import install_command
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from miditok import REMI, TokenizerConfig
     from symusic.core import ScoreTick as Score
 
@@ -226,7 +220,20 @@ class StoredRemi(Notation):
         )
 
 
-class Grammar:
+class UnreadableNotation(Notation):
+    """Stored tokens where miditok is missing, which is said wherever they should be notes: they are only trained on."""
+
+    def __init__(self, words: Sequence[str]):
+        super().__init__(words, {})
+
+    def score(self, tokens: Sequence[int]) -> "Score":
+        return music_package("miditok")
+
+    def tokens(self, score: "Score") -> list[int]:
+        return music_package("miditok")
+
+
+class TokenGrammar:
     """Says which tokens may come next: kinds in their order, and in a bar only later positions.
 
     It looks at each token once, so that a step costs the same however long the piece is: one is made for each generation.
@@ -246,179 +253,3 @@ class Grammar:
             self.latest = torch.where(moved, self.values[column], self.latest)
         self.seen = tokens.shape[1]
         return self.follows[tokens[:, -1]] & (~self.is_place | (self.values > self.latest[:, None]))
-
-
-class Notes(NamedTuple):
-    """Notes in the order of their onsets, with times in beats."""
-
-    onsets: Float[np.ndarray, " notes"]
-    durations: Float[np.ndarray, " notes"]
-    pitches: Int[np.ndarray, " notes"]
-    drums: Bool[np.ndarray, " notes"]
-
-    def where(self, chosen: Bool[np.ndarray, " notes"]) -> "Notes":
-        """Returns some of the notes."""
-        return Notes(*(column[chosen] for column in self))
-
-
-def notes_of(score: "Score") -> Notes:
-    """Returns the notes of all tracks."""
-    columns = [
-        (found["time"] / score.ticks_per_quarter, found["duration"] / score.ticks_per_quarter, found["pitch"].astype(np.int64),
-         np.full(len(found["time"]), track.is_drum))
-        for track in score.tracks if len(found := track.notes.numpy())
-    ]  # fmt: skip
-    empty = (np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
-    onsets, durations, pitches, drums = (np.concatenate(parts) for parts in zip(empty, *columns, strict=True))
-    order = np.lexsort((pitches, onsets))
-    return Notes(onsets[order], durations[order], pitches[order], drums[order])
-
-
-BEATS, PARTS, INTERVAL = 4, 6, 20
-"""Histograms have bins of a sixth of a beat over four beats; intervals are at most 20 semitones."""
-BINS = BEATS * PARTS
-
-
-def sixths(beats: Float[np.ndarray, " notes"]) -> Int[np.ndarray, " notes"]:
-    """Returns the bins of times; a time at the border, which may be rounded down, is in the later one."""
-    return np.floor(beats * PARTS + 1e-6).astype(np.int64)
-
-
-def time_pitch(notes: Notes) -> Float[np.ndarray, "24 41"]:
-    """Returns how often a note follows another at each gap and interval, over all pairs of pitched notes.
-
-    Gaps are from 0 to below four beats, in bins of a sixth; intervals from -20 to 20 semitones, later minus earlier. Two notes
-    at the same time count in both orders. After Cífka et al. as used by Liutkus et al. (2021).
-    """
-    notes = notes.where(~notes.drums)
-    found = np.zeros((BINS, 2 * INTERVAL + 1))
-    # A note and the one `step` later in the order, until all pairs are too far apart.
-    for step in range(1, len(notes.onsets)):
-        beats, intervals = notes.onsets[step:] - notes.onsets[:-step], notes.pitches[step:] - notes.pitches[:-step]
-        gaps, together = sixths(beats), beats == 0.0
-        if gaps.min() >= BINS:
-            break
-        for gap, interval in ((gaps, intervals), (gaps[together], -intervals[together])):
-            near = (gap < BINS) & (np.abs(interval) <= INTERVAL)
-            np.add.at(found, (gap[near], interval[near] + INTERVAL), 1)
-    return found
-
-
-def onset_duration(notes: Notes) -> Float[np.ndarray, "24 24"]:
-    """Returns how often pitched notes have each onset, modulo four beats, and duration; longer ones count as four beats."""
-    notes, found = notes.where(~notes.drums), np.zeros((BINS, BINS))
-    np.add.at(found, (sixths(notes.onsets) % BINS, np.minimum(sixths(notes.durations), BINS - 1)), 1)
-    return found
-
-
-def onset_drum(notes: Notes) -> Float[np.ndarray, "24 128"]:
-    """Returns how often each drum has each onset, modulo four beats."""
-    notes, found = notes.where(notes.drums), np.zeros((BINS, 128))
-    np.add.at(found, (sixths(notes.onsets) % BINS, notes.pitches), 1)
-    return found
-
-
-STYLES = {"time-pitch": time_pitch, "onset-duration": onset_duration, "onset-drum": onset_drum}
-
-
-def similarity(first: np.ndarray, second: np.ndarray) -> float:
-    """Returns the cosine between two histograms; an empty one is like no other, 0."""
-    size = np.linalg.norm(first) * np.linalg.norm(second)
-    return float((first * second).sum() / size) if size else 0.0
-
-
-def style_similarity(continuation: "Score", reference: "Score", *, start: float = 0.0) -> dict[str, list[float]]:
-    """Returns how like the whole reference each quarter of a continuation is, by each histogram.
-
-    Histograms of which the reference has nothing, such as those of drums, are left out.
-
-    Args:
-        continuation: May begin with a prompt.
-        reference: What the style is that of.
-        start: The beat at which the continuation begins; its quarters last from there to the end of its last note.
-    """
-    notes, other = notes_of(continuation), notes_of(reference)
-    last = float((notes.onsets + notes.durations).max(initial=start))
-    borders = np.linspace(start, last, 5)
-    quarters = [notes.where((notes.onsets >= a) & (notes.onsets < b)) for a, b in pairwise(borders)]
-    wanted = {name: histogram(other) for name, histogram in STYLES.items()}
-    return {
-        name: [similarity(STYLES[name](quarter), whole) for quarter in quarters] for name, whole in wanted.items() if whole.any()
-    }
-
-
-def note_density(notes: Notes) -> float:
-    """Returns the notes of a beat, from the first onset to the end of the last note; 0 without notes."""
-    if not len(notes.onsets):
-        return 0.0
-    return len(notes.onsets) / float((notes.onsets + notes.durations).max() - notes.onsets.min())
-
-
-def pitch_classes(notes: Notes) -> Int[np.ndarray, "12"]:
-    """Returns how often each pitch class occurs, from C on, drums left out."""
-    return np.bincount(notes.pitches[~notes.drums] % 12, minlength=12)
-
-
-def pitch_class_entropy(notes: Notes) -> float:
-    """Returns how evenly the pitch classes are used, in bits: from 0 for one of them to 3.58 for all twelve alike."""
-    counts = pitch_classes(notes)
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log2(shares)).sum()) + 0.0
-
-
-DRUMS = {
-    22: "closed hi-hat, edge", 26: "open hi-hat, edge", 35: "bass drum 2", 36: "bass drum", 37: "side stick", 38: "snare",
-    39: "clap", 40: "snare 2 or rim", 41: "low floor tom", 42: "closed hi-hat", 43: "floor tom", 44: "pedal hi-hat",
-    45: "low tom", 46: "open hi-hat", 47: "mid tom or rim", 48: "high tom", 49: "crash", 50: "highest tom or rim", 51: "ride",
-    52: "china or crash 2, edge", 53: "ride bell", 54: "tambourine", 55: "splash or crash, edge", 56: "cowbell", 57: "crash 2",
-    58: "vibraslap or tom rim", 59: "ride 2 or edge",
-}  # fmt: skip
-"""What the pitches of drums are in General MIDI, or on the electronic kit of the Groove MIDI Dataset, which has rims and edges in
-places of rare instruments."""
-
-
-def roll(score: "Score", *, prompt: float = 0.0, title: str = "") -> "Figure":
-    """Draws the notes: time to the right in beats, pitch upwards, drums as points; drums alone have a line each, with its name.
-
-    Args:
-        score: The notes.
-        prompt: The beat at which what was given ends; it is shown in grey.
-        title: Above the picture.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    notes = notes_of(score)
-    end = float((notes.onsets + notes.durations).max(initial=4.0))
-    figure = Figure(figsize=(min(24.0, max(8.0, end / 6)), 4.5), layout="constrained")
-    panel = figure.subplots()
-    if len(notes.drums) and notes.drums.all():
-        used, places = np.unique(notes.pitches, return_inverse=True)
-        notes = notes._replace(pitches=places)
-        panel.set_yticks(range(len(used)), [DRUMS.get(pitch, f"drum {pitch}") for pitch in used.tolist()])
-    else:
-        panel.set_ylabel("pitch (60 is middle C)")
-        panel.yaxis.set_major_locator(MaxNLocator(integer=True))
-    for given, colour in ((True, "0.55"), (False, "tab:blue")):
-        mine = notes.where((notes.onsets < prompt) == given)
-        pitched, drums = mine.where(~mine.drums), mine.where(mine.drums)
-        panel.barh(pitched.pitches, pitched.durations, left=pitched.onsets, height=0.8, color=colour)
-        panel.scatter(drums.onsets, drums.pitches, s=8, marker="s", color=colour, clip_on=False, zorder=3)
-    if prompt:
-        panel.axvline(prompt, color="0.3", linewidth=1.0, linestyle="--")
-    panel.set(xlim=(0.0, end), xlabel="beats; what is grey was given" if prompt else "beats", title=title)
-    panel.grid(color="0.92")
-    panel.set_axisbelow(True)
-    return figure
-
-
-def write_audio(midi: Path, path: Path) -> str:
-    """Writes what a MIDI file sounds like where fluidsynth is installed; returns "", or else why there is no sound."""
-    synthesiser = shutil.which("fluidsynth")
-    if synthesiser is None:
-        return "no synthesiser is installed, so that no sound was written: install fluidsynth and a sound font"
-    command = [synthesiser, "-n", "-i", "-q", "-F", str(path), "-r", "44100", str(midi)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode or not path.is_file():
-        return f"fluidsynth wrote no sound: {(done.stderr or done.stdout).strip()[-300:]}"
-    return ""

@@ -1,11 +1,12 @@
 """Encoders of Hugging Face in tasks: loaded with the dropout of a config, and converted to its encoding."""
 
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lagwise.errors import require_sizes
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch
 from lagwise.lab.tasks.models import sides_of
@@ -20,6 +21,65 @@ DROPOUTS = {
 """What the models of Hugging Face call our two kinds of dropout."""
 
 
+class PretrainedOptions(Protocol):
+    """What tasks let choose of an encoder of Hugging Face."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def absolute(self) -> Absolute: ...
+
+    @property
+    def fade(self) -> int: ...
+
+
+def check_pretrained(options: PretrainedOptions) -> None:
+    """Raises for options of a task that do not fit a model of Hugging Face, or are for one where there is none."""
+    model, path, absolute, fade = options.model, options.path, options.absolute, options.fade
+    if absolute not in get_args(Absolute):
+        raise ValueError(f"absolute must be one of {', '.join(get_args(Absolute))}, but is {absolute!r}")
+    if bool(path) != (model == "hf"):
+        needed = "the folder or name of a model with model='hf', and left out without"
+        raise ValueError(f"path must be {needed}, but is {path!r} with model={model!r}")
+    if (fade > 0) != (absolute == "fade"):
+        needed = "a number of steps with absolute='fade', and 0 without"
+        raise ValueError(f"fade must be {needed}, but is {fade} with absolute={absolute!r}")
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """What can be chosen of tasks that an encoder reads texts for.
+
+    Args:
+        model: "encoder" (a stack of this library), or "hf" (a Hugging Face encoder that is converted to the encoding).
+        path: Folder or name of the Hugging Face model.
+        absolute: What becomes of its absolute positions. The encoding "learned" leaves the model as it is in any case, and so
+            does "none" with "keep".
+        fade: With absolute="fade", the training steps after which nothing is left of them.
+        tokenizer: Folder, file or name of a tokenizer. Unless given, that of the Hugging Face model, or WordPiece that is trained
+            on the training text.
+        vocabulary: Number of tokens of a tokenizer that is trained.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("encoder", "hf")
+    model: str = "encoder"
+    path: str = ""
+    absolute: Absolute = "remove"
+    fade: int = 0
+    tokenizer: str = ""
+    vocabulary: int = 8000
+
+    def __post_init__(self) -> None:
+        require_sizes(vocabulary=self.vocabulary)
+        if self.model not in self.models:
+            raise ValueError(f"model must be one of {', '.join(self.models)}, but is {self.model!r}")
+        check_pretrained(self)
+
+
 class Pretrained(nn.Module):
     """An encoder of Hugging Face with a head, converted to the encoding of a config.
 
@@ -27,29 +87,27 @@ class Pretrained(nn.Module):
 
     Args:
         config: What to convert to.
-        path: The folder or the name of the model.
-        head: The name of a class of transformers that loads it, such as "AutoModelForQuestionAnswering".
-        absolute: What becomes of its absolute positions.
-        fade: With absolute="fade", the training steps after which nothing is left of them.
+        options: Of the task: which model it is, and what becomes of its absolute positions.
         symbols: Number of tokens of the tokenizer.
-        options: Fields of the model's own config.
+        fields: Of the model's own config.
     """
 
+    head: ClassVar[str]
+    """The name of a class of transformers that loads it, such as "AutoModelForQuestionAnswering"."""
     steps: Tensor
 
-    def __init__(
-        self, config: Config, path: str, head: str, *, absolute: Absolute, fade: int, symbols: int, **options: Any
-    ):  # fmt: skip
+    def __init__(self, config: Config, options: PretrainedOptions, *, symbols: int, **fields: Any):
         super().__init__()
         if config.per_layer == "gate":
             raise ValueError("per_layer must be true or false with model='hf', but is 'gate'")
-        self.inner = converted(loaded(path, config, head, options), config, absolute)
+        self.inner = convert_encoder(load_encoder(options.path, config, self.head, fields), config, options.absolute)
         if symbols > self.inner.config.vocab_size:
             raise ValueError(
                 f"tokenizer must be the model's, which has {self.inner.config.vocab_size:,} tokens, but it has {symbols:,}"
             )
         self.has_sides = getattr(self.inner.config, "type_vocab_size", 1) > 1
-        self.absolute, self.fade = absolute if config.encoding != "learned" else "keep", fade
+        self.absolute = options.absolute if config.encoding != "learned" else "keep"
+        self.fade = options.fade
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def outputs(self, batch: Batch) -> Any:
@@ -84,24 +142,12 @@ class Pretrained(nn.Module):
             )
 
 
-def check_pretrained(model: str, path: str, absolute: str, fade: int) -> None:
-    """Raises for options of a task that do not fit a model of Hugging Face, or are for one where there is none."""
-    if absolute not in get_args(Absolute):
-        raise ValueError(f"absolute must be one of {', '.join(get_args(Absolute))}, but is {absolute!r}")
-    if bool(path) != (model == "hf"):
-        needed = "the folder or name of a model with model='hf', and left out without"
-        raise ValueError(f"path must be {needed}, but is {path!r} with model={model!r}")
-    if (fade > 0) != (absolute == "fade"):
-        needed = "a number of steps with absolute='fade', and 0 without"
-        raise ValueError(f"fade must be {needed}, but is {fade} with absolute={absolute!r}")
-
-
-def loaded(path: str, config: Config, head: str, options: dict[str, Any]) -> Any:
+def load_encoder(path: str, config: Config, head: str, fields: dict[str, Any]) -> Any:
     """Loads a model with the dropout of a config."""
     import transformers
 
     try:
-        own = transformers.AutoConfig.from_pretrained(path, **options)
+        own = transformers.AutoConfig.from_pretrained(path, **fields)
         for field, names in DROPOUTS.items():
             for name in names:
                 if hasattr(own, name):
@@ -112,7 +158,7 @@ def loaded(path: str, config: Config, head: str, options: dict[str, Any]) -> Any
         raise ValueError(f"path must be the folder or the name of a Hugging Face model, but is {path!r}: {error}") from error
 
 
-def converted(model: Any, config: Config, absolute: Absolute) -> Any:
+def convert_encoder(model: Any, config: Config, absolute: Absolute) -> Any:
     """Returns a model with the encoding of a config; "learned" are its own absolute positions, which stay as they are.
 
     So do they with the encoding "none" and absolute="keep".
