@@ -15,8 +15,20 @@ from lagwise.encodings import Encoding, Sum
 from lagwise.errors import refuse, require, require_choice
 from lagwise.feature_maps import FeatureMap, named
 from lagwise.lags import LagTable
-from lagwise.ops.chunked import CHUNK, IMPLEMENTATIONS, Keys, LinearCall, Origin, State, absorb, advance, chunked, empty, ratio
 from lagwise.ops.grouped import per_query_head
+from lagwise.ops.linear_implementations import (
+    CHUNK,
+    IMPLEMENTATIONS,
+    Keys,
+    LinearCall,
+    Origin,
+    State,
+    absorb,
+    advance,
+    chunked,
+    empty,
+    ratio,
+)
 from lagwise.ops.register import without_autocast
 from lagwise.softmax import WATCHER, autocast, relative_only, seed_of
 from lagwise.terms import Terms

@@ -15,7 +15,7 @@ from lagwise.call import Call, Options, checked, takes
 from lagwise.encodings import Encoding
 from lagwise.errors import require_switches, shown
 from lagwise.ops import vendor
-from lagwise.ops.dense import dense
+from lagwise.ops.dense import dense_attention
 from lagwise.ops.dispatch import Choice, choose
 from lagwise.ops.implementations import compute
 from lagwise.ops.lowering import lower
@@ -111,7 +111,7 @@ def attention(
     if call.dropout > 0.0 and call.seed is None:
         call = replace(call, seed=noise.draw_seed(True, q.device))
     if choice.impl == "dense":
-        out, lse = dense(q, k, v, terms, call)
+        out, lse = dense_attention(q, k, v, terms, call)
     else:
         lowered = lower(q, k, v, terms, call)
         if choice.impl == "split" and is_plain(lowered) and not return_lse:

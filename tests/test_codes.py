@@ -11,7 +11,7 @@ import lagwise
 from lagwise import noise
 from lagwise.lab.memory import peak_memory
 from lagwise.noise import Stream
-from lagwise.ops.spe.features import features as features_of
+from lagwise.ops.spe.operators import features as features_of
 from lagwise.ops.support import HAS_TRITON
 
 SEED = torch.tensor(7)

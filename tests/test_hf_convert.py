@@ -19,7 +19,7 @@ import lagwise.hf
 import lagwise.lens
 from lagwise import Favor
 from lagwise.encodings.buckets import t5_bucket
-from lagwise.hf.convert import ConvertedAttention, FadedEmbedding
+from lagwise.hf.conversion import ConvertedAttention, FadedEmbedding
 
 RELATIVE = [name for name, kind in lagwise.ENCODINGS.items() if not kind.absolute and not kind.linear_only]
 NEUTRAL = [name for name in RELATIVE if make_encoding(name).make_neutral()]

@@ -30,7 +30,7 @@ from lagwise.lab.look_run import token_words, untrained_model
 from lagwise.lab.loop import Session, Settings
 from lagwise.lab.run import train
 from lagwise.lab.tasks.models import Classifier
-from lagwise.lens.page import HIDDEN, Lengths, curve_reach, map_size, page
+from lagwise.lens.model_page import HIDDEN, Lengths, curve_reach, map_size, page
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "slept", "."]
 

@@ -12,7 +12,7 @@ from oracle import ROUNDINGS, compare, make_encoding
 import lagwise
 from lagwise import Favor, FeatureMap, FeatureTransform, LagTable, Terms, linear, linear_attention
 from lagwise.feature_maps import orthogonal_gaussian
-from lagwise.ops import chunked as impl
+from lagwise.ops import linear_implementations as impl
 
 HEADS, DIM = 2, 4
 FORMS = ["dense", "chunked", "recurrent", "fft"]

@@ -161,7 +161,7 @@ def test_models_by_hand(tmp_path):
     ("mark", "message"),
     [
         ("cup results/some.jsonl", r"a mark must be `results: .*`, but argument kind: invalid choice: 'cup'"),
-        ("league", r"a mark must be `results: .*`, but the following arguments are required: file"),
+        ("standings", r"a mark must be `results: .*`, but the following arguments are required: file"),
         ("league results/some.jsonl --also los", r"--also must be one of loss, accuracy, but is 'los': did you mean 'loss'"),
         ("league results/other.jsonl", r"page.md: a mark must name a file of results, but results/other.jsonl is not there"),
     ],
@@ -173,7 +173,7 @@ def test_marks_that_cannot_be_filled(tmp_path, mark, message):
 
 def test_a_mark_without_an_end(tmp_path):
     page = project(tmp_path, "league results/some.jsonl")
-    page.write_text("<!-- results: league results/some.jsonl -->\n")
+    page.write_text("<!-- results: standings results/some.jsonl -->\n")
     with pytest.raises(ValueError, match="with an `<!-- end -->` after it"):
         tables.fill_document(page, tmp_path, figures=False)
 

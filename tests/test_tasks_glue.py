@@ -307,7 +307,7 @@ def bert(tmp_path):
     [("shaw", {}), ("t5", {"absolute": "fade", "fade": 4}), ("none", {"absolute": "keep"}), ("learned", {})],
 )
 def test_hugging_face_models_train(bert, encoding, options):
-    from lagwise.hf.convert import FadedEmbedding
+    from lagwise.hf.conversion import FadedEmbedding
 
     task = Rte(model="hf", path=bert, **options)
     config = tiny("glue/rte", encoding=encoding, rate=3e-3, batch=8)

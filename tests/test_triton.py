@@ -280,9 +280,9 @@ def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     from triton.runtime.jit import JITFunction
 
     from lagwise.ops.kernels.forward import forward_kernel
+    from lagwise.ops.kernels.launches import key_of, wide
     from lagwise.ops.kernels.logits import NUMBERS
     from lagwise.ops.kernels.plan import Plan
-    from lagwise.ops.kernels.run import key_of, wide
 
     # As it is outside the interpreter.
     kernel = JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS)

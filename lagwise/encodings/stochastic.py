@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lagwise.encodings.base import Encoding
 from lagwise.errors import refuse, require_lags, require_numbers, require_sizes, require_switches
 from lagwise.lags import LagTable
-from lagwise.ops.spe.features import features
+from lagwise.ops.spe.operators import features
 from lagwise.ops.spe.recipes import Filters, Recipe, Sines
 from lagwise.terms import Terms
 

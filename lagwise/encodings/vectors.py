@@ -36,8 +36,8 @@ class Shaw(Encoding):
         require_sizes(heads=heads, head_dim=head_dim)
         require_switches(values=values, per_head=per_head)
         self.max_lag = require_lag(max_lag)
-        self.keys = vectors(heads if per_head else 1, max_lag, head_dim)
-        self.values = vectors(heads if per_head else 1, max_lag, head_dim) if values else None
+        self.keys = learned_vectors(heads if per_head else 1, max_lag, head_dim)
+        self.values = learned_vectors(heads if per_head else 1, max_lag, head_dim) if values else None
 
     @classmethod
     def from_tables(
@@ -196,7 +196,7 @@ class HuangM4(Encoding):
         require_sizes(heads=heads, head_dim=head_dim)
         require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
-        self.weight = vectors(heads if per_head else 1, max_lag, head_dim)
+        self.weight = learned_vectors(heads if per_head else 1, max_lag, head_dim)
 
     @classmethod
     def from_distance_embedding(cls, weight: Float[Tensor, "lags head_dim"], *, heads: int) -> "HuangM4":
@@ -261,7 +261,7 @@ class XL(Encoding):
         return True
 
 
-def vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:
+def learned_vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:
     """Returns a learned vector for each lag from -max_lag to max_lag, with BERT's first values."""
     return nn.Parameter(torch.empty(heads, 2 * max_lag + 1, head_dim).normal_(std=0.02))
 

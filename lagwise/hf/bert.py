@@ -121,7 +121,7 @@ def restore_relative(model: PreTrainedModel, source: Mapping[str, Tensor] | str 
     return model
 
 
-class RelativeAttention(nn.Module, ABC):
+class RelativeBertAttention(nn.Module, ABC):
     """What an attention of transformers becomes: it makes terms, and computes with this library or not at all."""
 
     config: PreTrainedConfig
@@ -144,7 +144,7 @@ class RelativeAttention(nn.Module, ABC):
         return new_relative, type(self).__bases__, self.__dict__
 
 
-class DistanceAttention(RelativeAttention):
+class DistanceAttention(RelativeBertAttention):
     """Makes its terms from its `distance_embedding`. Cross-attention has no table, and no relative positions."""
 
     distance_embedding: nn.Embedding
@@ -167,12 +167,12 @@ class UnusedEmbedding(nn.Embedding):
 
 
 @cache
-def relative_class(relative: type[RelativeAttention], kind: type[nn.Module]) -> type[nn.Module]:
+def relative_class(relative: type[RelativeBertAttention], kind: type[nn.Module]) -> type[nn.Module]:
     """Returns the class of a kind of attention with a kind of relative positions."""
     return type(f"Relative{kind.__name__}", (relative, kind), {"__module__": __name__})
 
 
-def new_relative(relative: type[RelativeAttention], kind: type[nn.Module]) -> nn.Module:
+def new_relative(relative: type[RelativeBertAttention], kind: type[nn.Module]) -> nn.Module:
     """Returns an empty attention with relative positions, for copies and pickles to fill."""
     made = relative_class(relative, kind)
     return made.__new__(made)
@@ -187,12 +187,12 @@ def build_relative(self: PreTrainedModel, config: PreTrainedConfig, *inputs, **o
 def add_tables(model: PreTrainedModel) -> None:
     """Adds a table to each self-attention, and leaves absolute positions out."""
     for _, module in self_attentions(model):
-        if not isinstance(module, RelativeAttention):
+        if not isinstance(module, RelativeBertAttention):
             lags, device = 2 * model.config.max_position_embeddings - 1, module.query.weight.device
             module.distance_embedding = nn.Embedding(lags, module.attention_head_size, device=device, dtype=model.dtype)
             module.__class__ = relative_class(DistanceAttention, type(module))
     for module in list(model.modules()):
-        if type(module).__name__.endswith("CrossAttention") and not isinstance(module, RelativeAttention):
+        if type(module).__name__.endswith("CrossAttention") and not isinstance(module, RelativeBertAttention):
             module.__class__ = relative_class(DistanceAttention, type(module))
         absolute = getattr(module, "position_embeddings", None)
         if isinstance(absolute, nn.Embedding) and not isinstance(absolute, UnusedEmbedding):

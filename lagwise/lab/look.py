@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from lagwise.encodings import AT5, T5, StochasticEncoding
 from lagwise.lens import Ablation, Captured, Kernels, bucket_edges, dependency_ranges, spe_kernels
-from lagwise.lens.page import Lengths
+from lagwise.lens.model_page import Lengths
 
 TEXT = (
     "The clockmaker who mended the old lamp on the long bridge forgot his blue umbrella there, and when the rain came, "

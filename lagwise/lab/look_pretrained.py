@@ -55,7 +55,7 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
 def last_position(model: Any) -> int:
     """Returns how many tokens a Hugging Face model has positions for; without bound where it adds none to its input."""
     from lagwise.hf.bert import TYPES
-    from lagwise.hf.convert import UnusedEmbedding, longest
+    from lagwise.hf.conversion import UnusedEmbedding, longest
 
     if getattr(model.config, "position_embedding_type", None) in TYPES:
         return model.config.max_position_embeddings

@@ -12,7 +12,7 @@ from lagwise.lab.run import load_trained
 from lagwise.lab.tasks.base import Batch, Task
 from lagwise.lab.tasks.models import Classifier
 from lagwise.lens import Ablation, ablate, capture
-from lagwise.lens.page import Lengths
+from lagwise.lens.model_page import Lengths
 
 
 def look_at_run(folder: Path, text: str | None, example: int, settings: Settings, ablation: bool) -> Look:

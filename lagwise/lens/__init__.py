@@ -7,7 +7,7 @@ tensor([ 9, 37, 79, 88])
 """
 
 from lagwise.lens.ablation import Ablation, PriorHead, ablate, only_priors, prior_heads
-from lagwise.lens.capture import Captured, capture, watching
+from lagwise.lens.calls import Captured, capture, watching
 from lagwise.lens.learned import Kernels, bucket_edges, dependency_ranges, spe_kernels
 from lagwise.lens.measured import Extrapolation, Losses
 from lagwise.lens.metrics import effective_range, effective_size, entropy, kl, monotonicity_violation, translation_invariance

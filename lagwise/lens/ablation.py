@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lagwise.lags import LagTable
-from lagwise.lens.capture import Captured, watching
+from lagwise.lens.calls import Captured, watching
 from lagwise.lens.priors import Prior
 from lagwise.terms import Terms
 

@@ -17,7 +17,7 @@ def violations(
     # A pair is wrong where the earlier key is above the later one: the future is turned round, and lies above the past.
     turned = np.where(counts, np.where(lags <= 0, ranks, none - 1 - ranks), none)
     own = np.where(counts & (lags == 0), ranks, none).min(-1, keepdims=True)
-    return (inversions(turned, none) + int((counts & (lags > 0) & (ranks > own)).sum())) / pairs
+    return (count_inversions(turned, none) + int((counts & (lags > 0) & (ranks > own)).sum())) / pairs
 
 
 def ranks_of(values: Float[np.ndarray, "rows places"]) -> Int[np.ndarray, "rows places"]:
@@ -35,7 +35,7 @@ def ranks_of(values: Float[np.ndarray, "rows places"]) -> Int[np.ndarray, "rows 
     return found
 
 
-def inversions(numbers: Int[np.ndarray, "rows places"], none: int) -> int:
+def count_inversions(numbers: Int[np.ndarray, "rows places"], none: int) -> int:
     """Returns in how many pairs of a row, over all rows, the earlier number is above the later one.
 
     Halves of growing size are merged, in time n log(n)^2 for a row of n. In a merged block the place of a number of the first
@@ -45,7 +45,7 @@ def inversions(numbers: Int[np.ndarray, "rows places"], none: int) -> int:
         numbers: From 0 up.
         none: Stands for a place without a number, and is above all of them.
 
-    >>> inversions(np.array([[3, 1, 9, 2], [0, 1, 2, 3]], dtype=np.int32), 9)
+    >>> count_inversions(np.array([[3, 1, 9, 2], [0, 1, 2, 3]], dtype=np.int32), 9)
     2
     """
     rows, width = numbers.shape

@@ -14,7 +14,7 @@ from lagwise.noise import Stream
 from lagwise.terms import Terms
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> tuple[Tensor, Tensor]:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the output, [batch, heads, queries, value_dim], and the log-sum-exp of the logits, [batch, heads, queries].
 
         logit(i, j) = scale * (sum_c gain_c(n) q'_ic k'_jc + q_i . query(n) + k_j . key(n)) + bias(n)      n = j - i

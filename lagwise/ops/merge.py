@@ -174,7 +174,7 @@ def far_sides(lowered: Lowered) -> int:
     return 1 if lowered.call.causal or near_band(tables_of(lowered)) is None else 2
 
 
-def merge(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor, shift: Tensor | None = None) -> None:
+def merge_into(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor, shift: Tensor | None = None) -> None:
     """Merges into an attention that of the same queries over other keys, whose output is shifted, in place."""
     both = torch.logaddexp(lse, other_lse)
     finite = torch.where(both == -torch.inf, 0.0, both)

@@ -37,7 +37,7 @@ def command(
     from lagwise.lab import look as looks
     from lagwise.lab import look_pretrained
     from lagwise.lab.run_folder import ENVIRONMENT
-    from lagwise.lens.page import page
+    from lagwise.lens.model_page import page
 
     check_folder(model)
     is_run = (Path(model) / ENVIRONMENT).is_file()

@@ -21,10 +21,10 @@ def command(
 
     A mark in the page says what stands there, up to its end:
 
-        <!-- results: league results/reber.jsonl --percent -->
+        <!-- results: standings results/reber.jsonl --percent -->
         <!-- end -->
 
-    `league`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
+    `standings`, `overview` (tasks side by side) and `positions` (losses within and beyond the length of the training) are made of
     runs that `lagwise compare --save` wrote: --baseline NAME names the encoding that others are compared to, --also METRIC adds
     another metric to standings. `ablation` is made of the lines of `lagwise ablate`, `styles` of those of `lagwise styles`, and
     `models` of those of `lagwise bench models`.

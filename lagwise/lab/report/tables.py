@@ -1,6 +1,6 @@
 """Tables and figures of a document, made from lines of results: what stands between two marks is written anew.
 
-<!-- results: league results/reber.jsonl --tune rate --percent -->
+<!-- results: standings results/reber.jsonl --tune rate --percent -->
 (written by `lagwise results`)
 <!-- end -->
 """
@@ -399,7 +399,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "league": Kind(standings_lines, standings_figure, "Learning curves and means with intervals"),
+    "standings": Kind(standings_lines, standings_figure, "Learning curves and means with intervals"),
     "overview": Kind(overview_lines),
     "positions": Kind(position_lines, position_figure, "Loss against position"),
     "ablation": Kind(ablation_lines, ablation_figure, "Metric with the priors of more and more heads"),

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lagwise.lags import LagTable
 from lagwise.ops.kernels.arguments import Bands, Sizes
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.logits import (
     NUMBERS,
     content_product,
@@ -37,7 +38,6 @@ from lagwise.ops.kernels.logits import (
     tile_logits,
 )
 from lagwise.ops.kernels.plan import Plan, blocks
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import NEAR, dropout_state, head_of, load_keys, load_rows, product
 from lagwise.terms import Terms
 

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.bias_gradient import DIAGONAL_PROGRAMS
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.logits import query_start_of
 from lagwise.ops.kernels.plan import Plan, blocks
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, head_of, load_rows, store_rows
 from lagwise.terms import Terms
 

@@ -10,11 +10,11 @@ from lagwise.ops.grouped import per_key_head
 from lagwise.ops.kernels.arguments import flags, view
 from lagwise.ops.kernels.backward import differentiate
 from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
 from lagwise.ops.kernels.rows import delta_kernel
-from lagwise.ops.kernels.run import run
 from lagwise.ops.lowering import DIFFERENTIABLE, Lowered, empty_laid_out, is_by_token, tables_of
-from lagwise.ops.merge import merge
+from lagwise.ops.merge import merge_into
 from lagwise.terms import Terms
 
 # The most lags of tables of vectors whose scores are in memory at a time.
@@ -50,7 +50,7 @@ def forward(lowered: Lowered) -> list[Tensor]:
     for lags in ranges:
         range_out, range_lse = outputs(lowered)
         attend(Plan(lowered, tables, lags=lags), range_out, range_lse)
-        merge(total, lse, range_out, range_lse)
+        merge_into(total, lse, range_out, range_lse)
     return [out.copy_(total), lse]
 
 

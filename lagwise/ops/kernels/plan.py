@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lagwise.noise import KEEP_BITS
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, Scores, Seen, Tables, flags, view
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.logits import PADDING
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT
 from lagwise.ops.lowering import Lowered, is_by_token
 from lagwise.terms import Terms

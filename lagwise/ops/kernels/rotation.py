@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.arguments import view
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import blocks
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import head_of
 
 ROWS = 32

@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, exact_product, near_exact_product, numbers
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
 from lagwise.ops.spe.recipes import Filters, skewed_sum
 

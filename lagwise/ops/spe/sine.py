@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
 from lagwise.ops.spe.recipes import Sines
 
@@ -67,7 +67,7 @@ def angles(Turns, Shifts, at, position, wave, waves, quarters):
 
 
 @triton.jit
-def cosine(angle):
+def fast_cosine(angle):
     """Returns the cosine of angles between -pi and pi, good to 2^-21."""
     if DIRECT:
         return libdevice.fast_cosf(angle)
@@ -75,7 +75,7 @@ def cosine(angle):
 
 
 @triton.jit
-def sine(angle):
+def fast_sine(angle):
     """Returns the sine of angles between -pi and pi, good to 2^-21."""
     if DIRECT:
         return libdevice.fast_sinf(angle)
@@ -130,7 +130,7 @@ def features_kernel(
             angle = angles(Turns, Shifts, at, position, wave, waves, m % 2)
             met = Draws + at.to(tl.int64) * 2 * WAVES * realizations + m[:, None] * realizations + r[None, :]
             draws = tl.load(met, mask=(r < realizations)[None, :], other=0.0)
-            first, second = in_two((x * inverse)[:, None] * sizes[None, :] * cosine(angle))
+            first, second = in_two((x * inverse)[:, None] * sizes[None, :] * fast_cosine(angle))
             part = tl.dot(second, draws, part, input_precision="ieee")
             part = tl.dot(first, draws, part, input_precision="ieee")
         y += part
@@ -170,7 +170,7 @@ def gradient_kernel(
         x = tl.where(there, gather(Own + channel), 0.0)
         sizes = tl.load(Sizes + at * waves + wave, mask=wave < waves, other=0.0) * tl.load(Largest)
         angle = angles(Turns, Shifts, at, position, wave, waves, wave * 0)
-        cos, sin = cosine(angle), sine(angle)
+        cos, sin = fast_cosine(angle), fast_sine(angle)
         along = cos * dcos + sin * dsin
         dx = tl.sum(along * sizes[None, :], 1)
         tl.store(Dx + place * channels + channel, dx.to(Dx.dtype.element_ty), mask=there)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lagwise.ops import vendor
 from lagwise.ops.lowering import Gradients, Lowered, Part, contiguous_gradients, parts_of
-from lagwise.ops.merge import Side, far_sides, layout, merge, pieces
+from lagwise.ops.merge import Side, far_sides, layout, merge_into, pieces
 from lagwise.ops.tiling import sweep
 
 # The widest band whose logits are kept for the backward pass.
@@ -30,7 +30,7 @@ def forward(lowered: Lowered) -> list[Tensor]:
         side_out = far_out[side.index] if far_out.dtype == out.dtype else torch.zeros_like(out)
         _side_forward(part, side, side_out, side_lse)
         far_out[side.index] = side_out
-        merge(out, lse, side_out, side_lse, side.tail("value", part.compute))
+        merge_into(out, lse, side_out, side_lse, side.tail("value", part.compute))
     return [out.to(lowered.q.dtype), lse, far_out, far_lse, scores]
 
 
@@ -42,7 +42,7 @@ def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
             q[:, :, piece.rows], k[:, :, piece.keys], v[:, :, piece.keys], causal=piece.causal, scale=part.call.scale
         )
         rows = side.original(piece.rows, q.shape[2])
-        merge(out[:, :, rows], lse[:, :, rows], side.seen(piece_out), side.seen(piece_lse))
+        merge_into(out[:, :, rows], lse[:, :, rows], side.seen(piece_out), side.seen(piece_lse))
     lse += side.shift(part)
 
 

@@ -15,13 +15,13 @@ from lagwise.ops.kernels import passes
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
 from lagwise.ops.kernels.backward import FarEnds, differentiate
 from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.passes import backward_outputs, gradients
 from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
 from lagwise.ops.kernels.rows import FarFields, FarShares, Tails, TailSteps, far_ends_kernel, far_queries_kernel, merge_kernel
-from lagwise.ops.kernels.run import run
 from lagwise.ops.kernels.scores import summed_products
 from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
-from lagwise.ops.merge import Piece, Side, extent, layout, merge, pieces
+from lagwise.ops.merge import Piece, Side, extent, layout, merge_into, pieces
 from lagwise.terms import Terms
 
 __all__ = ["backward", "backward_outputs", "forward", "outputs"]
@@ -81,7 +81,7 @@ def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=torch.float32, device=q.device)
     lse = torch.full(q.shape[:3], -torch.inf, dtype=torch.float32, device=q.device)
     for piece, (piece_out, piece_lse) in zip(field.pieces, found, strict=True):
-        merge(out[:, :, piece.rows], lse[:, :, piece.rows], piece_out, piece_lse)
+        merge_into(out[:, :, piece.rows], lse[:, :, piece.rows], piece_out, piece_lse)
     return out.to(q.dtype), lse
 
 

@@ -178,7 +178,7 @@ def convert_encoder(model: Any, config: Config, absolute: Absolute) -> Any:
 
 def own_positions(model: Any, config: Config, absolute: Absolute) -> Config:
     """Returns a config that leaves a model its own learned positions; raises where it has none or they end too early."""
-    from lagwise.hf.convert import check_model
+    from lagwise.hf.conversion import check_model
 
     if absolute == "fade":
         raise ValueError("absolute must be 'remove' or 'keep' with the encoding 'learned', whose positions stay, but is 'fade'")

@@ -27,7 +27,7 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, Robe
 from lagwise import noise
 from lagwise.encodings import ENCODINGS, Encoding, canonical_name, make, options_of
 from lagwise.feature_maps import FEATURE_MAPS, Favor, FeatureMap
-from lagwise.hf.bert import RelativeAttention, UnusedEmbedding, relative_class
+from lagwise.hf.bert import RelativeBertAttention, UnusedEmbedding, relative_class
 from lagwise.hf.interface import require_no_dropout
 from lagwise.hf.masks import NAME
 from lagwise.nn.relative import check_encoding, content_width, own_map
@@ -143,7 +143,7 @@ def redraw(model: nn.Module) -> None:
         module.redraw()
 
 
-class ConvertedAttention(RelativeAttention):
+class ConvertedAttention(RelativeBertAttention):
     """Makes its terms from its own `lagwise_encoding`, or from that of the layer that holds it for all."""
 
     lagwise_encoding: Encoding

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lagwise import pages
 from lagwise.lens.ablation import Ablation, PriorHead
-from lagwise.lens.capture import Captured
+from lagwise.lens.calls import Captured
 from lagwise.lens.labels import head_label, head_labels
 from lagwise.lens.learned import Kernels
 from lagwise.lens.measured import Extrapolation
