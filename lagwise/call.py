@@ -123,9 +123,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def takes(options: type) -> Callable[[Function], Function]:
     """Shows the options of a function, which it takes as `**options`, one by one in its signature, for `help` and for errors."""
+    kinds = options.__annotations__
     shown = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=DEFAULTS[name], annotation=kind)
-        for name, kind in options.__annotations__.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name])
+        for name, default in DEFAULTS.items()
+        if name in kinds
     ]
 
     def show(function: Function) -> Function:

@@ -78,7 +78,7 @@ def test_the_steps_of_a_cache_are_captured_one_by_one():
     with lens.capture(decoder) as steps:
         decoder(x[:, :3], cache=cache)
         decoder(x[:, 3:], cache=cache)
-    assert [call.query_start for call in steps] == [0, 3]
+    assert [call.call.query_start for call in steps] == [0, 3]
     torch.testing.assert_close(steps[1].parts().posterior, whole[0].parts().posterior[:, :, 3:], atol=1e-5, rtol=1e-4)
 
 

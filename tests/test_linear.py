@@ -11,6 +11,7 @@ from oracle import ROUNDINGS, compare, make_encoding
 
 import lagwise
 from lagwise import Favor, FeatureMap, FeatureTransform, LagTable, Terms, linear, linear_attention
+from lagwise.call import Call
 from lagwise.feature_maps import orthogonal_gaussian
 from lagwise.ops import linear_implementations as impl
 
@@ -221,8 +222,8 @@ def test_gradients_are_the_derivative(form, causal):
 def shares(q, k, v, encoding, *, feature_map, causal):
     """The sum of each row's weights, divided by the largest of its head."""
     last = q.shape[2] - 1
-    terms, _ = linear.linear_terms(encoding, q, v, -last, last, scale=1.0, seed=None)
-    call = linear.prepare(q, k, v, terms, feature_map, scale=q.shape[-1] ** -0.5, causal=causal, key_mask=None)
+    terms, _ = linear.linear_terms(encoding, q, v, -last, last, Call())
+    call = linear.prepare(q, k, v, terms, feature_map, Call(scale=q.shape[-1] ** -0.5, causal=causal))
     lags = torch.arange(last + 1) - torch.arange(last + 1)[:, None]
     logs = (call.bias.at(lags) + call.keys.weights()[:, :, None]).masked_fill(causal & (lags > 0), -torch.inf)
     weights = torch.exp(logs - logs.amax((-2, -1), keepdim=True)) * (call.denominator_q @ call.keys.denominator.mT)
@@ -320,7 +321,8 @@ def test_auto_takes_fourier_transforms_for_long_tables_alone():
         first, last = 1 - time, 0 if causal else time - 1
         terms = lagwise.make(name, heads=2).linear_terms(first, last, scale=1.0)
         x = torch.zeros(1, 2, 1, DIM)
-        call = linear.prepare(x, x, x, terms, feature_map, scale=0.5, causal=causal, key_mask=torch.ones(1, 1, dtype=torch.bool))
+        options = Call(scale=0.5, causal=causal, key_mask=torch.ones(1, 1, dtype=torch.bool))
+        call = linear.prepare(x, x, x, terms, feature_map, options)
         return linear.choose(call, "auto", first, last)
 
     assert chosen("kerple", 10000) == chosen("kerple", 10000, True) == "fft" and chosen("kerple", 100) == "chunked"

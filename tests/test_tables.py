@@ -51,7 +51,7 @@ def project(folder: Path, mark: str) -> Path:
 
 
 def test_standings_by_hand(tmp_path):
-    page = project(tmp_path, "league results/some.jsonl --percent --figure docs/some.png")
+    page = project(tmp_path, "standings results/some.jsonl --percent --figure docs/some.png")
     lines = tables.fill_document(page, tmp_path, figures=True).splitlines()
     # Two seeds have t = 12.7062: at5's mean is 71, its deviation 11 sqrt(2), so that the half-width is 12.7062 x 11; the
     # differences are 10 and 12.
@@ -68,14 +68,14 @@ def test_standings_by_hand(tmp_path):
 
 
 def test_a_baseline_and_what_is_tuned_are_in_the_table(tmp_path):
-    page = project(tmp_path, "league results/some.jsonl --baseline at5 --tune rate")
+    page = project(tmp_path, "standings results/some.jsonl --baseline at5 --tune rate")
     lines = tables.fill_document(page, tmp_path, figures=False).splitlines()
     assert lines[2] == "| encoding | test accuracy | minus `at5` | at 64 | at 128 | rate | seeds | its parameters |"
     assert lines[5] == f"| `t5` | 0.6 ± 1.3 | -0.11 ± 0.13 | 0.30 ± 0.64 | refused | {Config('process-50').rate} | 2 | 10 |"
 
 
 def test_another_metric_beside_the_one_that_counts(tmp_path):
-    page = project(tmp_path, "league results/some.jsonl --also loss")
+    page = project(tmp_path, "standings results/some.jsonl --also loss")
     lines = tables.fill_document(page, tmp_path, figures=False).splitlines()
     head, row = ([cell.strip() for cell in lines[number].split("|")] for number in (2, 4))
     losses = [records.read_runs(tmp_path / "results" / "some.jsonl")[number].result["test"]["loss"] for number in (2, 3)]
@@ -162,8 +162,8 @@ def test_models_by_hand(tmp_path):
     [
         ("cup results/some.jsonl", r"a mark must be `results: .*`, but argument kind: invalid choice: 'cup'"),
         ("standings", r"a mark must be `results: .*`, but the following arguments are required: file"),
-        ("league results/some.jsonl --also los", r"--also must be one of loss, accuracy, but is 'los': did you mean 'loss'"),
-        ("league results/other.jsonl", r"page.md: a mark must name a file of results, but results/other.jsonl is not there"),
+        ("standings results/some.jsonl --also los", r"--also must be one of loss, accuracy, but is 'los': did you mean 'loss'"),
+        ("standings results/other.jsonl", r"page.md: a mark must name a file of results, but results/other.jsonl is not there"),
     ],
 )
 def test_marks_that_cannot_be_filled(tmp_path, mark, message):
@@ -172,14 +172,14 @@ def test_marks_that_cannot_be_filled(tmp_path, mark, message):
 
 
 def test_a_mark_without_an_end(tmp_path):
-    page = project(tmp_path, "league results/some.jsonl")
+    page = project(tmp_path, "standings results/some.jsonl")
     page.write_text("<!-- results: standings results/some.jsonl -->\n")
     with pytest.raises(ValueError, match="with an `<!-- end -->` after it"):
         tables.fill_document(page, tmp_path, figures=False)
 
 
 def test_the_command_writes_and_checks(tmp_path):
-    page = project(tmp_path, "league results/some.jsonl")
+    page = project(tmp_path, "standings results/some.jsonl")
     arguments = ["results", str(page), "--root", str(tmp_path)]
     stale = CliRunner().invoke(app, [*arguments, "--check"])
     assert stale.exit_code == 1 and "run lagwise results" in stale.output and "old" in page.read_text()
