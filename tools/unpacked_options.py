@@ -43,10 +43,11 @@ def unpacked(given: griffe.Parameter, package: griffe.Module, told: set[str]) ->
     kind = given.annotation
     if given.kind is not REST or given.name in told or not isinstance(kind, griffe.ExprSubscript):
         return [given]
-    options = package[kind.slice.canonical_path.removeprefix(f"{package.name}.")]
+    options = package[kind.slice.canonical_path.removeprefix(f"{package.name}.")].attributes
     return [
-        griffe.Parameter(each.name, annotation=each.annotation, kind=KEYWORD, default=repr(DEFAULTS[each.name]))
-        for each in options.attributes.values()
+        griffe.Parameter(name, annotation=options[name].annotation, kind=KEYWORD, default=repr(default))
+        for name, default in DEFAULTS.items()
+        if name in options
     ]
 
 
