@@ -34,6 +34,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 PLAIN_PAGES = [page for page in PAGES if DOCS in page.parents and page != DOCS / "support.md"]
 PLAIN_TABLES = [page for page in PLAIN_PAGES if page.parent != DOCS / "log"]
 SECTIONS = ["Formula", "When", "Paper", "Example", "See also"]
+MOST_COLUMNS_OF_CODE = 84
 
 PUBLIC = {
     "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "Favor", "FeatureMap", "FeatureTransform", "HuangM1",
@@ -269,6 +270,12 @@ def test_the_table_of_encodings_has_all_of_them():
     assert "\n<!-- encodings -->\n" in (DOCS / "encodings" / "index.md").read_text()
     named = re.findall(r"^\| \[`(.*?)`\]", encoding_pages.overview(), flags=re.MULTILINE)
     assert named == list(lagwise.ENCODINGS)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "encodings").glob("*.md")), ids=name_of)
+def test_formulas_and_examples_fit_the_width_of_the_site(page):
+    lines = [line for block in re.findall(r"```.*?```", page.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    assert [line for line in lines if len(line) > MOST_COLUMNS_OF_CODE] == []
 
 
 def test_every_page_is_of_an_encoding():
