@@ -4,10 +4,11 @@ import inspect
 from typing import Any
 
 from lagwise.encodings.absolute import Learned, NoEncoding, Sinusoidal
+from lagwise.encodings.at5 import AT5, AT5Free
 from lagwise.encodings.base import Absolute, Encoding, Sum
 from lagwise.encodings.permute import PermuteFormer
 from lagwise.encodings.rotary import Rotary, XPos
-from lagwise.encodings.scalar import AT5, T5, ALiBi, AT5Free, Kerple, Sandwich, T5Free
+from lagwise.encodings.scalar import T5, ALiBi, Kerple, Sandwich, T5Free
 from lagwise.encodings.stochastic import ConvSPE, SineSPE, StochasticEncoding
 from lagwise.encodings.vectors import XL, HuangM1, HuangM2, HuangM3, HuangM4, Shaw
 from lagwise.errors import nearest, refuse, require_switches, require_whole

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lagwise.encodings.scalar import AT5
+from lagwise.encodings.at5 import AT5
 from lagwise.lab.config import Config
 from lagwise.lab.tasks.base import Batch
 from lagwise.lab.tasks.models import encoder_of
