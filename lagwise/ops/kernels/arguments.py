@@ -5,7 +5,7 @@ specialised, so that Triton would compile a kernel anew for multiples of 16 and 
 start. What a kernel is compiled for is one value, `Flags`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -184,9 +184,6 @@ class Flags:
     LENGTH: int = 0
     STEP: int = 0
     LAGS: int = 0
-
-
-FLAGS = tuple(field.name for field in fields(Flags))
 
 
 @lru_cache(maxsize=4096)

@@ -42,6 +42,7 @@ from lagwise.ops.kernels.tiles import (
     load_gain,
     load_keys,
     load_rows,
+    place_of,
     product,
     put_lag_scores,
     store_ends,
@@ -80,9 +81,8 @@ def query_gradient_kernel(
     WIDTH: tl.constexpr = flags.WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair = index % count, index // count
-    batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
+    block, pair, batch, head = place_of(queries, heads, ROWS)
+    base = pair.to(tl.int64)
     row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)
     start = query_start_of(seen, batch, query_start, flags)
@@ -175,7 +175,7 @@ def query_gradient_kernel(
                     dq += product(dlogits.to(k_rows.dtype), k_rows)
     if flags.CHANNELS:
         channel = tl.arange(0, WIDTH)
-        entry = found.gain_ends + (base * count + block) * 2 * WIDTH
+        entry = found.gain_ends + (base * tl.cdiv(queries, ROWS) + block) * 2 * WIDTH
         tl.store(entry + channel, tl.sum(dq * q_rows.to(tl.float32), 0) * scale)
         tl.store(entry + WIDTH + channel, tl.sum(dq_future * q_rows.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
@@ -231,9 +231,8 @@ def key_gradient_kernel(
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(keys, KEYS)
-    block, pair = index % count, index // count
-    batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
+    block, pair, batch, head = place_of(keys, heads, KEYS)
+    base = pair.to(tl.int64)
     key_start = block * KEYS
     key = key_start + tl.arange(0, KEYS)
     start = query_start_of(seen, batch, query_start, flags)

@@ -23,7 +23,7 @@ from lagwise.ops.kernels.bias_gradient import DIAGONAL_PROGRAMS
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.logits import query_start_of
 from lagwise.ops.kernels.plan import Plan, blocks
-from lagwise.ops.kernels.tiles import DIRECT, head_of, load_rows, store_rows
+from lagwise.ops.kernels.tiles import DIRECT, head_of, load_rows, place_of, store_rows
 from lagwise.terms import Terms
 
 # Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
@@ -142,9 +142,7 @@ def channel_query_gradient_kernel(
     RUNS: tl.constexpr = flags.RUNS
     LENGTH: tl.constexpr = flags.LENGTH
     STEP: tl.constexpr = flags.STEP
-    index, count = tl.program_id(0), tl.cdiv(queries, RUNS * LENGTH)
-    block, pair = index % count, index // count
-    batch, head = pair // heads, pair % heads
+    block, pair, batch, head = place_of(queries, heads, RUNS * LENGTH)
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     K = head_of(k, batch, head // group)
@@ -178,9 +176,7 @@ def channel_key_gradient_kernel(
     RUNS: tl.constexpr = flags.RUNS
     LENGTH: tl.constexpr = flags.LENGTH
     STEP: tl.constexpr = flags.STEP
-    index, count = tl.program_id(0), tl.cdiv(keys, RUNS * LENGTH)
-    block, pair = index % count, index // count
-    batch, head = pair // heads, pair % heads
+    block, pair, batch, head = place_of(keys, heads, RUNS * LENGTH)
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     Q = head_of(q, batch, head)

@@ -53,6 +53,7 @@ from lagwise.ops.kernels.tiles import (
     load_columns,
     load_keys,
     load_rows,
+    place_of,
     product,
     put_lag_scores,
     store_rows,
@@ -75,9 +76,8 @@ def forward_kernel(
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair = index % count, index // count
-    batch, head, base = pair // heads, pair % heads, pair.to(tl.int64)
+    block, pair, batch, head = place_of(queries, heads, ROWS)
+    base = pair.to(tl.int64)
     row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)
     start = query_start_of(seen, batch, query_start, flags)

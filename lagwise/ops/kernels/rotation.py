@@ -12,7 +12,7 @@ from torch import Tensor
 from lagwise.ops.kernels.arguments import view
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import blocks
-from lagwise.ops.kernels.tiles import head_of
+from lagwise.ops.kernels.tiles import head_of, place_of
 
 ROWS = 32
 
@@ -23,9 +23,7 @@ def turn_kernel(
     HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Turns the channel pairs of some rows of one head."""
-    index, count = tl.program_id(0), tl.cdiv(time, ROWS)
-    block, pair = index % count, index // count
-    batch, head = pair // heads, pair % heads
+    block, _pair, batch, head = place_of(time, heads, ROWS)
     row, channel = (block * ROWS + tl.arange(0, ROWS))[:, None], tl.arange(0, WIDTH)[None, :]
     there = (row < time) & (channel < HALF)
     angle = batch.to(tl.int64) * angle_batch + row.to(tl.int64) * HALF + channel

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.tiles import head_of, head_rows, load_gain, load_rows, store_rows
+from lagwise.ops.kernels.tiles import head_of, head_rows, load_gain, load_rows, place_of, store_rows
 
 
 class FarFields(NamedTuple):
@@ -47,13 +47,12 @@ class TailSteps(NamedTuple):
 @triton.jit(do_not_specialize=["heads", "queries"])
 def delta_kernel(out, dout, dlse, delta, heads, queries, flags: tl.constexpr):
     """Computes delta = dout . out - dlse per row."""
-    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
-    block, pair = index % count, index // count
+    block, pair, batch, head = place_of(queries, heads, flags.ROWS)
     base = pair.to(tl.int64) * queries
     row = block * flags.ROWS + tl.arange(0, flags.ROWS)
     home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
     out_rows = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False)
-    here = head_of(dout, pair // heads, pair % heads)
+    here = head_of(dout, batch, head)
     dout_rows = load_rows(here, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False)
     found = tl.sum(out_rows.to(tl.float32) * dout_rows.to(tl.float32), 1)
     if flags.DLSE:
@@ -127,9 +126,8 @@ def merge_kernel(
     """
     SIDES: tl.constexpr = flags.SIDES
     steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
-    index, count = tl.program_id(0), tl.cdiv(queries, flags.ROWS)
-    block, pair = index % count, index // count
-    head, base = pair % heads, pair.to(tl.int64) * queries
+    block, pair, _batch, head = place_of(queries, heads, flags.ROWS)
+    base = pair.to(tl.int64) * queries
     row = block * flags.ROWS + tl.arange(0, flags.ROWS)
     there = row < queries
     total_lse = tl.load(near_lse + base + row, mask=there, other=-float("inf"))
@@ -179,12 +177,11 @@ def far_ends_kernel(
     """
     ROWS: tl.constexpr = flags.ROWS
     steps = TailSteps(bias_head, bias_last, query_head, query_last, value_head, value_last)
-    index, count = tl.program_id(0), tl.cdiv(queries, ROWS)
-    block, pair = index % count, index // count
-    head, base = pair % heads, pair.to(tl.int64) * queries
+    block, pair, batch, head = place_of(queries, heads, ROWS)
+    base = pair.to(tl.int64) * queries
     row = block * ROWS + tl.arange(0, ROWS)
     there = row < queries
-    here = head_of(dout, pair // heads, head)
+    here = head_of(dout, batch, head)
     dout_rows = load_rows(here, row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
     home, apart = head_rows(out, pair, heads, queries, flags.value_dim, flags.OUT_BY_TOKEN)
     out_rows = load_rows(home, row, queries, apart, flags.value_dim, flags.VALUE_WIDTH, False).to(tl.float32)
@@ -216,14 +213,12 @@ def far_queries_kernel(
     q, found, end_gains, tail_key, heads, rows, first, gains_head, tail_key_head, FUTURE: tl.constexpr, flags: tl.constexpr
 ):  # fmt: skip
     """Computes the queries that make a far field plain attention, gain * q + key, from row `first` on, FUTURE ones backwards."""
-    index, count = tl.program_id(0), tl.cdiv(rows, flags.ROWS)
-    block, pair = index % count, index // count
-    head = pair % heads
+    block, pair, batch, head = place_of(rows, heads, flags.ROWS)
     row = block * flags.ROWS + tl.arange(0, flags.ROWS)
     channel = tl.arange(0, flags.WIDTH)
     there = (row < rows)[:, None] & (channel < flags.head_dim)[None, :]
     at = first - row if FUTURE else first + row
-    here = head_of(q, pair // heads, head) + at.to(tl.int64)[:, None] * q.time + channel[None, :]
+    here = head_of(q, batch, head) + at.to(tl.int64)[:, None] * q.time + channel[None, :]
     changed = tl.load(here, mask=there, other=0.0).to(tl.float32)
     changed *= load_gain(end_gains + head * gains_head, flags.head_dim, flags.WIDTH, flags.GAIN, flags.CHANNELS)
     if flags.KEY:

@@ -38,6 +38,14 @@ def product(a, b):
 
 
 @triton.jit
+def place_of(count, heads, SIZE: tl.constexpr):
+    """Returns which block of SIZE rows this program has, of which pair of a row of the batch and a head, and these two."""
+    index, blocks = tl.program_id(0), tl.cdiv(count, SIZE)
+    pair = index // blocks
+    return index % blocks, pair, pair // heads, pair % heads
+
+
+@triton.jit
 def head_of(x, batch, head):
     """Returns where the rows of a head begin in a `View`."""
     return x.data + batch.to(tl.int64) * x.batch + head.to(tl.int64) * x.head
