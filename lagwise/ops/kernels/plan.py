@@ -45,64 +45,73 @@ class Plan:
         self, lowered: Lowered, tables: Terms, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None
     ):
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (lowered.q, lowered.k, lowered.v))
-        call = lowered.call
-        self.lowered, self.call, self.q, self.k, self.only = lowered, call, q, k, only
-        self.batch, self.heads, self.queries, head_dim = q.shape
-        self.keys, value_dim = k.shape[2], v.shape[3]
+        self.lowered, self.call, self.tables, self.only = lowered, lowered.call, tables, only
+        self.batch, self.heads, self.queries, _ = q.shape
+        self.keys = k.shape[2]
+        self.channels = tables.gain is not None and tables.gain.values.shape[2] > 1
+        scored = ["query", "key", "gain"] if self.channels else ["query", "key"]
+        self.scored = any(getattr(tables, name) is not None for name in scored)
+        self.windowed = self.call.window is not None or lags is not None
+        self.limited = self.call.causal or self.windowed or only is not None
+        self.q, self.k, self.v = q, k, self.shown(v)
         self.raw_q, self.raw_k = (x if raw is None else raw for x, raw in ((q, lowered.raw_q), (k, lowered.raw_k)))
-        first, last = call.visible_lags(self.queries, self.keys)
+        first, last = self.call.visible_lags(self.queries, self.keys)
         for limits in (lags, only):
             if limits is not None:
                 first, last = max(first, limits[0]), min(last, limits[1])
         self.first, self.last = first, last
-        self.tables = tables
-        self.bands: dict[str, Tensor] = {}
-        gain = self.tables.gain
-        self.channels = gain is not None and gain.values.shape[2] > 1
         self.low = self.high = 0
         self.low, self.high = self.band("bias", "gain", "query", "key", "value")
-        scored = [name for name in ("query", "key", "gain") if name != "gain" or self.channels]
-        self.scored = any(getattr(self.tables, name) is not None for name in scored)
-        self.v = v = self.shown(v)
         self.band_first, self.band_last = aligned(*self.band(*scored))
         self.value_first, self.value_last = aligned(*self.band("value"))
-        near_first, near_last = self.low, max(self.high, self.band_last, self.value_last)
-        if call.causal:
-            # Beyond the near tiles nothing is masked.
-            near_first, near_last = min(near_first, last), max(near_last, last)
+        near_first, near_last = self.near()
         # Near tiles gather scores at all near lags: there must be room for them, a multiple that keeps the scores aligned.
         self.room = (1 + blocks(near_last - near_first + 1, PADDING.value)) * PADDING.value
-        self.numbers = {
-            "heads": self.heads, "group": self.heads // k.shape[1], "queries": self.queries, "keys": self.keys,
-            "query_start": lowered.query_start, "first": first, "last": last, "near_first": near_first, "near_last": near_last,
-            "low": self.low, "high": self.high,
-            "band_first": self.band_first, "band_lags": self.band_last - self.band_first + 1,
-            "value_first": self.value_first, "value_lags": self.value_last - self.value_first + 1,
-            "scale": call.scale, "dropped": round(call.dropout * 2**KEEP_BITS),
-        }  # fmt: skip
-        self.flags = {
-            "head_dim": head_dim, "value_dim": value_dim, "WIDTH": width(head_dim), "VALUE_WIDTH": width(value_dim),
-            "BIAS": self.tables.bias is not None, "SLOPES": lowered.slopes is not None,
-            "GAIN": gain is not None and not self.channels, "CHANNELS": self.channels,
-            "SCORES": self.tables.query is not None or self.channels,
-            "QUERY": self.tables.query is not None, "KEY": self.tables.key is not None, "VALUE": self.tables.value is not None,
-            "MASK": call.key_mask is not None, "HIDE": call.key_mask is not None and not self.scored,
-            "PACKED": call.cu_seqlens is not None, "STARTS": call.per_row,
-            "DROPOUT": call.dropout > 0.0, "FAR": only is None,
-            "LIMITED": call.causal or call.window is not None or lags is not None or only is not None,
-            # Gradients to which others add products, or whose heads are summed, lie head by head.
-            "DQ_BY_TOKEN": is_by_token(q) and not self.scored,
-            "DK_BY_TOKEN": is_by_token(k) and is_by_token(v) and not self.scored and self.heads == k.shape[1],
-        }  # fmt: skip
-        self.windowed = call.window is not None or lags is not None
+        self.numbers, self.flags = self._numbers(), self._flags()
         # Any tensor stands for what the call has not.
         self.table_values = self._padded_tables(near_first - PADDING.value, near_last + PADDING.value)
         self.scores = Scores(q, q, q, q, q, q)
         self.seen = self._seen()
+        # What others computed of the far fields; nothing unless `split` says so.
+        self.sides = 0
         self.far_queries: FarQueries | None = None
         self.far_keys: FarKeys | None = None
-        self.sides = 0
         self.far_query_counts = self.far_key_counts = {"past_count": 0, "future_count": 0}
+        self.bands: dict[str, Tensor] = {}
+
+    def near(self) -> tuple[int, int]:
+        """Returns the first and the last lag of near tiles, which look up each pair's own lag."""
+        first, last = self.low, max(self.high, self.band_last, self.value_last)
+        # Beyond the near tiles nothing is masked.
+        return (min(first, self.last), max(last, self.last)) if self.call.causal else (first, last)
+
+    def _numbers(self) -> dict[str, Any]:
+        """Returns the numbers of the call."""
+        near_first, near_last = self.near()
+        return {
+            "heads": self.heads, "group": self.heads // self.k.shape[1], "queries": self.queries, "keys": self.keys,
+            "query_start": self.lowered.query_start, "first": self.first, "last": self.last,
+            "near_first": near_first, "near_last": near_last, "low": self.low, "high": self.high,
+            "band_first": self.band_first, "band_lags": self.band_last - self.band_first + 1,
+            "value_first": self.value_first, "value_lags": self.value_last - self.value_first + 1,
+            "scale": self.call.scale, "dropped": round(self.call.dropout * 2**KEEP_BITS),
+        }  # fmt: skip
+
+    def _flags(self) -> dict[str, int | bool]:
+        """Returns what kernels are compiled for, whatever their tiles."""
+        q, k, v, call, tables = self.q, self.k, self.v, self.call, self.tables
+        there = {name.upper(): getattr(tables, name) is not None for name in ("bias", "query", "key", "value")}
+        return {
+            **there, "GAIN": tables.gain is not None and not self.channels, "CHANNELS": self.channels,
+            "SCORES": tables.query is not None or self.channels, "SLOPES": self.lowered.slopes is not None,
+            "head_dim": q.shape[3], "value_dim": v.shape[3], "WIDTH": width(q.shape[3]), "VALUE_WIDTH": width(v.shape[3]),
+            "MASK": call.key_mask is not None, "HIDE": call.key_mask is not None and not self.scored,
+            "PACKED": call.cu_seqlens is not None, "STARTS": call.per_row, "DROPOUT": call.dropout > 0.0,
+            "FAR": self.only is None, "LIMITED": self.limited,
+            # Gradients to which others add products, or whose heads are summed, lie head by head.
+            "DQ_BY_TOKEN": is_by_token(q) and not self.scored,
+            "DK_BY_TOKEN": is_by_token(k) and is_by_token(v) and not self.scored and self.heads == k.shape[1],
+        }  # fmt: skip
 
     def band(self, *names: str) -> tuple[int, int]:
         """Returns the first and the last lag of the columns of some tables that the call can reach, at least one lag.
