@@ -1,6 +1,6 @@
 """The options of one call of attention: checked once against its tensors, then handed on as one value."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
 from typing import Any, TypedDict, TypeVar
@@ -48,20 +48,25 @@ class LinearOptions(Masks, total=False):
     seed: Int[Tensor, ""] | None
 
 
-class Options(LinearOptions, total=False):
-    """The options of `lagwise.attention`, which says what they mean."""
+class WeightOptions(LinearOptions, total=False):
+    """The options of `lagwise.attention` that decide its weights, before dropout."""
 
     window: tuple[int, int] | None
     query_start: int | Int[Tensor, "*batch"]
+
+
+class Options(WeightOptions, total=False):
+    """The options of `lagwise.attention`, which says what they mean."""
+
     dropout: float
 
 
 @dataclass(frozen=True)
 class Call:
-    """The options of a call, as `lagwise.attention` describes them, that have been checked; see `checked`.
+    """The options of a call, as `lagwise.attention` describes them, that have been checked; see `check_call`.
 
-    The fields are those of `Options`. A new option is a field here and there, and a check below; implementations that do not read
-    it refuse it in the support table.
+    The fields are those of `Options`. A new option is a field here and there, a check below, a row of the support table, and what
+    `dispatch.requests` and `lowering.flat` say of it; tests/test_support.py names the one that is missing.
     """
 
     causal: bool = False
@@ -112,7 +117,7 @@ def visible_keys(keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> 
 
 
 OPTIONS, LINEAR_OPTIONS = frozenset(Options.__annotations__), frozenset(LinearOptions.__annotations__)
-MASKS = frozenset(Masks.__annotations__)
+MASKS, WEIGHT_OPTIONS = frozenset(Masks.__annotations__), frozenset(WeightOptions.__annotations__)
 """The names of the options."""
 
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Call)} | {"scale": None}
@@ -130,16 +135,21 @@ def takes(options: type) -> Callable[[Function], Function]:
         if name in kinds
     ]
 
-    def show(function: Function) -> Function:
-        given = signature(function)
-        own = [each for each in given.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        function.__signature__ = given.replace(parameters=[*own, *shown])  # pyright: ignore[reportFunctionMemberAccess]
-        return function
-
-    return show
+    return lambda function: showing(function, shown)
 
 
-def checked(
+def showing(function: Function, more: Iterable[Parameter], *, rest: bool = False) -> Function:
+    """Adds parameters to the signature that a function shows, in place of its keywords, or before them where there are others."""
+    given = signature(function)
+    own = [each for each in given.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    others = [each for each in given.parameters.values() if each.kind is Parameter.VAR_KEYWORD and rest]
+    names = {each.name for each in own}
+    added = [each for each in more if each.name not in names]
+    function.__signature__ = given.replace(parameters=[*own, *added, *others])  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+def check_call(
     function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any], known: frozenset[str] = OPTIONS
 ) -> Call:
     """Returns the options of a public function as a call, with a scale; raises for those that do not fit together.

@@ -68,13 +68,13 @@ def refuse_keywords(unknown: Iterable[str], *functions: Callable[..., Any]) -> N
     """Raises if there are keywords that a function, and those that it hands options on to, do not have."""
     for word in unknown:
         here = f": here it is {ELSEWHERE[word]}" if word in ELSEWHERE else nearest(word, keywords_of(*functions))
-        raise ValueError(f"{functions[0].__name__} has no option {word!r}{here}")
+        raise ValueError(f"{functions[0].__qualname__} has no option {word!r}{here}")
 
 
 def keywords_of(*functions: Callable[..., Any]) -> set[str]:
     """Returns the names of all parameters of some functions that can be given by name."""
     parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
-    return {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    return {each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD} - {"self"}
 
 
 def is_whole(value: Any) -> bool:

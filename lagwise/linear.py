@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lagwise.call import LINEAR_OPTIONS, Call, LinearOptions, check_tensor, checked, takes
+from lagwise.call import LINEAR_OPTIONS, Call, LinearOptions, check_call, check_tensor, takes
 from lagwise.encodings import Encoding, Sum
 from lagwise.errors import refuse, require, require_choice
 from lagwise.feature_maps import FeatureMap, named
@@ -84,7 +84,7 @@ def linear_attention(
     torch.Size([1, 8, 100, 64])
     """
     q, k, v = autocast(q, k, v)
-    call = checked(linear_attention, q, k, v, options, LINEAR_OPTIONS)
+    call = check_call(linear_attention, q, k, v, options, LINEAR_OPTIONS)
     check_causal(q, k, call.causal)
     given, own, cu_seqlens = (q, k, v), call, call.cu_seqlens
     if cu_seqlens is not None:
@@ -176,7 +176,7 @@ def summary(
     """
     check_tensor("k", k)
     k, v = autocast(k, v)
-    call = checked(summary, k, k, v, {"key_mask": key_mask, "scale": scale})
+    call = check_call(summary, k, k, v, {"key_mask": key_mask, "scale": scale})
     with without_autocast(k):
         prepared = prepare(k, k, v, Terms(), feature_map, call)
         origin = kept(origin_of(None, Terms(), prepared.feature_map, call.scale))
@@ -196,7 +196,7 @@ def recall(
     """
     require_state(state)
     (q,) = autocast(q)
-    call = checked(recall, q, q, q, {"scale": scale})
+    call = check_call(recall, q, q, q, {"scale": scale})
     heads, width, scale = q.shape[1], q.shape[3], call.scale
     none = q[:, :, :0]
     watched(q, none, none, Terms(), call, feature_map=feature_map, from_state=True)
@@ -230,7 +230,7 @@ def next_call(
 ) -> Following:  # fmt: skip
     """Returns the call of tokens that follow `start` others, for a function with these options."""
     q, k, v = autocast(q, k, v)
-    call = checked(function, q, k, v, {**options, "causal": True})
+    call = check_call(function, q, k, v, {**options, "causal": True})
     check_causal(q, k, True)
     length = start + q.shape[2]
     terms, seed = linear_terms(encoding, q, v, 1 - length, 0, call)

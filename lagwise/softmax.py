@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.call import Call, Options, checked, takes
+from lagwise.call import Call, Options, check_call, takes
 from lagwise.encodings import Encoding
 from lagwise.errors import require_switches, shown
 from lagwise.ops import vendor
@@ -100,9 +100,9 @@ def attention(
     >>> lagwise.attention(q, k, v, lagwise.make("t5", heads=8), causal=False).shape
     torch.Size([1, 8, 100, 64])
     """
-    q, k, v = autocast(q, k, v)
-    call = checked(attention, q, k, v, options)
     require_switches(return_lse=return_lse)
+    q, k, v = autocast(q, k, v)
+    call = check_call(attention, q, k, v, options)
     terms = terms_of(encoding, q, k, call)
     watcher = None if torch.compiler.is_compiling() else WATCHER.get()
     if watcher is not None:
@@ -138,9 +138,9 @@ def which_impl(
     >>> lagwise.which_impl(q, k, v, lagwise.make("t5", heads=8)).impl
     'split'
     """
-    q, k, v = autocast(q, k, v)
-    call = checked(which_impl, q, k, v, options)
     require_switches(return_lse=return_lse)
+    q, k, v = autocast(q, k, v)
+    call = check_call(which_impl, q, k, v, options)
     if call.seed is None:
         # The answer does not depend on it, and asking should not change the random numbers that follow.
         call = replace(call, seed=noise.draw_seed(False, q.device))
@@ -183,7 +183,7 @@ def seed_of(encoding: Encoding, seed: Tensor | None, device: torch.device) -> Te
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as `scaled_dot_product_attention` does under autocast: all floating-point types but float64."""
-    if not isinstance(tensors[0], Tensor) or not autocasts(tensors[0]):
+    if not all(isinstance(x, Tensor) for x in tensors) or not autocasts(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)

@@ -121,9 +121,11 @@ def test_state_dicts_carry_everything_that_is_learned(encoding_name):
 
 def test_encodings_can_be_copied_and_pickled(encoding_name, tmp_path):
     encoding = make_encoding(encoding_name)
-    copy.deepcopy(encoding)
     torch.save(encoding, tmp_path / "encoding.pt")
-    torch.load(tmp_path / "encoding.pt", weights_only=False)
+    for other in (copy.deepcopy(encoding), torch.load(tmp_path / "encoding.pt", weights_only=False)):
+        assert type(other) is type(encoding) and other is not encoding
+        for (name, a), (_, b) in zip(encoding.state_dict().items(), other.state_dict().items(), strict=True):
+            assert torch.equal(a, b) and a.data_ptr() != b.data_ptr(), name
 
 
 @pytest.mark.parametrize("name", ["huang1", "huang2", "huang3"])

@@ -202,7 +202,7 @@ def test_triton_tables_of_one_lag_and_wider_than_the_sequence(tables, max_lag, p
 
 @pytest.mark.parametrize("tables", [SCALARS, CHANNELS], ids=words)
 def test_triton_goes_range_by_range(tables, monkeypatch, poisoned):
-    monkeypatch.setattr("lagwise.ops.kernels.passes.WIDEST", 64)
+    monkeypatch.setattr("lagwise.ops.triton.WIDEST", 64)
     check(tables, {"queries": 200, "keys": 300}, 100, query_start=50, causal=True)
     check(tables, {"batch": 1}, 100)
 

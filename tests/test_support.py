@@ -1,5 +1,6 @@
 """The support table says the truth: every row runs within the budget or is refused with its reason."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from oracle import assert_within_budget, make_terms
 
 import lagwise
+from lagwise.call import Call
 from lagwise.ops import support
-from lagwise.ops.dispatch import kernels_run_on
+from lagwise.ops.dispatch import kernels_run_on, requests
+from lagwise.ops.lowering import flat, lower, unflattened
 
 TABLES = ("bias", "slopes", "gain", "channel gain", "query", "key", "value", "transform")
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -121,6 +124,26 @@ def check_second_derivative(impl, reason):
     else:
         with pytest.raises(RuntimeError, match=f"impl='{impl}' has no second derivative: use impl='dense'"):
             twice()
+
+
+OPTIONS = {
+    "causal": True, "lengths": torch.tensor([3]), "key_mask": torch.ones(1, 5, dtype=torch.bool), "window": (1, 1),
+    "cu_seqlens": torch.tensor([0, 5]), "query_start": 1, "dropout": 0.5, "scale": 2.0, "seed": torch.tensor(1), "max_seqlen": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", fields(Call), ids=lambda field: field.name)
+def test_no_option_is_dropped_on_the_way(field):
+    """A new option of a call is asked for, so that it can be refused, and reaches the operators, or is exempt by name."""
+    q = torch.zeros(1, 1, 5, 4)
+    call = Call(**{field.name: OPTIONS[field.name]})
+    if field.name not in ("scale", "seed", "max_seqlen"):
+        assert field.name in support.REQUESTS and field.name in requests(q, q, q, lagwise.Terms(), call)
+    if field.name not in ("lengths", "max_seqlen"):
+        back = unflattened(flat(lower(q, q, q, lagwise.Terms(), call))).call
+        assert getattr(back, field.name) is call.__dict__[field.name] or getattr(back, field.name) == call.__dict__[field.name]
+    else:
+        assert field.name == "max_seqlen" or lower(q, q, q, lagwise.Terms(), call).call.key_mask is not None
 
 
 def test_the_page_is_made_from_the_table():

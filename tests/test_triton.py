@@ -257,7 +257,7 @@ def test_a_table_beyond_what_a_window_sees(name, first):
     ids=words,
 )
 def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkeypatch):
-    monkeypatch.setattr("lagwise.ops.kernels.passes.WIDEST", 8)
+    monkeypatch.setattr("lagwise.ops.triton.WIDEST", 8)
     check(tables, shape, 12, **options)
 
 

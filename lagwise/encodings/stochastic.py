@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lagwise.encodings.base import Encoding
 from lagwise.errors import refuse, require_lags, require_numbers, require_sizes, require_switches
 from lagwise.lags import LagTable
+from lagwise.ops.grouped import per_query_head
 from lagwise.ops.spe.operators import features
 from lagwise.ops.spe.recipes import Filters, Recipe, Sines
 from lagwise.terms import Terms
@@ -67,8 +68,7 @@ class StochasticEncoding(Encoding):
                         f"but {name} has {x.shape[1]} heads of width {x.shape[3]}"
                     )
             # Each query head has its own codes, so that grouped keys become one per query head.
-            per_head = k.repeat_interleave(self.heads // k.shape[1], dim=1)
-            return features(self.recipe(seed), q, per_head, q_positions, k_positions)
+            return features(self.recipe(seed), q, per_query_head(k, self.heads), q_positions, k_positions)
 
         return Terms(transform=transform)
 

@@ -20,7 +20,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lagwise.call import Call
+from lagwise.call import LINEAR_OPTIONS, WEIGHT_OPTIONS, Call
 from lagwise.feature_maps import FeatureMap
 from lagwise.lags import LagTable
 from lagwise.lens.parts import Parts, attention_parts
@@ -64,9 +64,9 @@ class Captured:
     @property
     def options(self) -> dict[str, Any]:
         """What `attention`, or `linear_attention`, and `attention_parts` take beside the tensors and the terms."""
-        own = ("window", "query_start") if self.feature_map is None else ()
-        found = {name: getattr(self.call, name) for name in ("scale", "causal", "key_mask", "cu_seqlens", *own)}
-        return found if self.feature_map is None else {**found, "feature_map": self.feature_map}
+        if self.feature_map is None:
+            return {name: getattr(self.call, name) for name in WEIGHT_OPTIONS}
+        return {"feature_map": self.feature_map, **{name: getattr(self.call, name) for name in LINEAR_OPTIONS}}
 
     def first_row(self) -> "Captured":
         """Returns the call with the first row of its batch alone."""

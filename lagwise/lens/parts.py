@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import Unpack
 
-from lagwise.call import Call, Options, checked, takes
+from lagwise.call import WEIGHT_OPTIONS, Call, WeightOptions, check_call, takes
 from lagwise.encodings import Encoding
 from lagwise.feature_maps import FeatureMap
 from lagwise.lags import LagTable
@@ -87,7 +87,7 @@ class Parts:
         return torch.log_softmax(score, dim=-1).masked_fill(score == -torch.inf, -torch.inf)
 
 
-@takes(Options)
+@takes(WeightOptions)
 @torch.no_grad()
 def attention_parts(
     q: Float[Tensor, "batch heads queries dim"],
@@ -95,7 +95,7 @@ def attention_parts(
     encoding: Encoding | Terms | None = None,
     *,
     feature_map: FeatureMap | str | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[WeightOptions],
 ) -> Parts:
     """Returns the parts of the logits of `lagwise.attention`, whose arguments these are, in float32 at least.
 
@@ -108,7 +108,7 @@ def attention_parts(
     >>> sorted(parts.scores), parts.posterior.shape
     (['bias', 'content'], torch.Size([1, 8, 10, 10]))
     """
-    call = checked(attention_parts, q, k, k, options).with_key_mask(k.shape[2])
+    call = check_call(attention_parts, q, k, k, options, WEIGHT_OPTIONS).with_key_mask(k.shape[2])
     if feature_map is not None:
         _check_linear(q, k, call)
         terms, _ = linear_terms(encoding, q, k, *call.reachable_lags(q.shape[2], k.shape[2]), call)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.call import Masks, check_keys
+from lagwise.call import MASKS, Masks, check_keys, takes
 from lagwise.encodings import Encoding
 from lagwise.errors import (
     keywords_of,
@@ -92,6 +92,7 @@ class Layer(nn.Module):
         self.feed_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
+    @takes(Masks)
     def forward(
         self,
         x: Float[Tensor, "batch time dim"],
@@ -106,6 +107,7 @@ class Layer(nn.Module):
         **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch time dim"]:
         """Applies the layer; the arguments are those of `RelativeAttention`, with masks of their own for the context."""
+        refuse_keywords([name for name in masks if name not in MASKS], Layer.forward)
         # Before anything is added to a cache.
         check_input("x", x, self.attention.dim)
         if (self.cross is None) != (context is None):

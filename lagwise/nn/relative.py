@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lagwise import feature_maps, noise
-from lagwise.call import MASKS, LinearOptions, Masks, check_keys, check_longest, check_scale, check_window, visible_keys
+from lagwise.call import (
+    MASKS,
+    Call,
+    LinearOptions,
+    Masks,
+    check_keys,
+    check_longest,
+    check_scale,
+    check_window,
+    takes,
+    visible_keys,
+)
 from lagwise.encodings import Encoding, canonical_name, make, options_of
 from lagwise.errors import (
     refuse,
@@ -25,10 +36,10 @@ from lagwise.errors import (
     require_switches,
 )
 from lagwise.feature_maps import Favor, FeatureMap
-from lagwise.lags import reachable_lags
 from lagwise.linear import check_tables, linear_attention, prefill, recall, step, summary
 from lagwise.nn.caches import Cache, LayerCache, LinearCache
 from lagwise.ops import support
+from lagwise.ops.grouped import per_query_head
 from lagwise.ops.register import without_autocast
 from lagwise.softmax import attention as softmax_attention
 from lagwise.terms import Terms
@@ -116,6 +127,7 @@ class RelativeAttention(nn.Module):
         self.v = nn.Linear(dim, self.kv_heads * self.head_dim, bias=bias)
         self.out = nn.Linear(heads * self.head_dim, dim, bias=bias)
 
+    @takes(Masks)
     def forward(
         self,
         x: Float[Tensor, "batch queries dim"],
@@ -135,9 +147,10 @@ class RelativeAttention(nn.Module):
             cache: What is kept of earlier tokens, from `new_cache`; x is added. With a context it is filled once and then used
                 instead of the context.
             seed: Where random numbers start; drawn afresh in training unless given.
-            masks: `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`; the keys of the cache count.
+
+        The others are masks of `lagwise.attention`; the keys of the cache count.
         """
-        refuse_keywords(masks.keys() - MASKS, RelativeAttention.forward)
+        refuse_keywords([name for name in masks if name not in MASKS], RelativeAttention.forward)
         check_input("x", x, self.dim)
         if context is not None:
             check_input("context", context, self.dim)
@@ -158,9 +171,8 @@ class RelativeAttention(nn.Module):
         keys = cache.length if cache is not None and k is None else start + (x if context is None else context).shape[1]
         if terms is None:
             check_longest(masks.get("cu_seqlens"), masks.get("max_seqlen"))
-            first, last = reachable_lags(
-                x.shape[1], keys, longest=masks.get("max_seqlen"), query_start=start, causal=self.causal, window=self.window
-            )
+            place = Call(causal=self.causal, window=self.window, query_start=start, max_seqlen=masks.get("max_seqlen"))
+            first, last = place.reachable_lags(x.shape[1], keys)
             terms = Terms() if self.encoding is None else self.terms_of(self.encoding, first, last, seed)
         if isinstance(cache, LinearCache):
             lengths, key_mask = masks.get("lengths"), masks.get("key_mask")
@@ -266,7 +278,7 @@ class RelativeAttention(nn.Module):
                 transformed_q, transformed_k = terms.content(q, k, positions, key_positions)
             # A transform with codes per query head leaves more key heads than value heads; raw keys have as many.
             if not raw:
-                v = v.repeat_interleave(transformed_k.shape[1] // v.shape[1], dim=1)
+                v = per_query_head(v, transformed_k.shape[1])
             cache.append(transformed_k, v, k if raw else None)
         elif terms.transform is not None:
             transformed_q, _ = terms.transform(q, q, positions, positions)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -10,11 +11,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.call import MASKS, Masks, check_ends, check_longest
+from lagwise.call import MASKS, Call, Masks, check_ends, check_longest, showing, takes
 from lagwise.encodings import Encoding, NoEncoding, StochasticEncoding
 from lagwise.errors import keywords_of, refuse, refuse_keywords, require_sizes, require_switches
 from lagwise.feature_maps import Favor, FeatureMap
-from lagwise.lags import reachable_lags
 from lagwise.nn.caches import DecoderCache, LayerCache
 from lagwise.nn.layer import Layer
 from lagwise.nn.relative import RelativeAttention, check_encoding, check_input, content_width, named, width_of_head
@@ -49,7 +49,7 @@ class Stack(nn.Module):
     ):
         super().__init__()
         handed_on = (Layer, RelativeAttention)
-        refuse_keywords(options.keys() - keywords_of(*handed_on), type(self), Stack, *handed_on)
+        refuse_keywords([name for name in options if name not in keywords_of(*handed_on)], type(self), *handed_on)
         require_sizes(layers=layers)
         require_switches(causal=causal, tied=tied)
         if not isinstance(per_layer, bool) and per_layer != "gate":
@@ -128,9 +128,8 @@ class Stack(nn.Module):
         seed = noise.draw_seed(self.training, x.device)
         attends = self._layers[0].attention
         check_longest(cu_seqlens, longest)
-        first, last = reachable_lags(
-            x.shape[1], start + x.shape[1], longest=longest, query_start=start, causal=self.causal, window=attends.window
-        )
+        place = Call(causal=self.causal, window=attends.window, query_start=start, max_seqlen=longest)
+        first, last = place.reachable_lags(x.shape[1], start + x.shape[1])
         shared = None
         if not isinstance(self.encoding, NoEncoding):
             shared = attends.terms_of(self.encoding, first, last, seed)
@@ -169,13 +168,14 @@ class Encoder(Stack):
     torch.Size([2, 10, 64])
     """
 
+    @takes(Masks)
     def forward(
         self,
         x: Float[Tensor, "batch time dim"],
         **masks: Unpack[Masks],
     ) -> Float[Tensor, "batch time dim"]:
         """Encodes x; masks are `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`."""
-        refuse_keywords(masks.keys() - MASKS, Encoder.forward)
+        refuse_keywords([name for name in masks if name not in MASKS], Encoder.forward)
         return self._run(x, masks)
 
 
@@ -210,7 +210,7 @@ class Decoder(Stack):
 
     def __init__(self, dim: int, *, layers: int, heads: int, cross: bool = False, **options: Any):
         if "causal" in options:
-            refuse_keywords(["causal"], Decoder)
+            raise ValueError("Decoder has no option 'causal': it is always causal. Take an Encoder where tokens see later ones")
         super().__init__(dim, layers=layers, heads=heads, causal=True, cross=cross, **options)
         self.cross = cross
 
@@ -219,6 +219,7 @@ class Decoder(Stack):
         crosses = [layer.cross for layer in self._layers if layer.cross is not None]
         return DecoderCache([layer.attention.new_cache() for layer in self._layers], [attends.new_cache() for attends in crosses])
 
+    @takes(Masks)
     def forward(
         self,
         x: Float[Tensor, "batch time dim"],
@@ -233,7 +234,7 @@ class Decoder(Stack):
 
         Masks are `lengths`, `key_mask`, `cu_seqlens` and `max_seqlen` of `lagwise.attention`, the cached keys included.
         """
-        refuse_keywords(masks.keys() - MASKS, Decoder.forward)
+        refuse_keywords([name for name in masks if name not in MASKS], Decoder.forward)
         if cache is not None and not isinstance(cache, DecoderCache):
             refuse("cache", "a DecoderCache, from new_cache()", cache)
         return self._run(
@@ -241,6 +242,13 @@ class Decoder(Stack):
             cross_caches=cache.cross_attention if cache is not None and self.cross else None,
             context=context, context_lengths=context_lengths, context_mask=context_mask,
         )  # fmt: skip
+
+
+# What a decoder takes like every stack, but for `causal`, which it is.
+showing(
+    Decoder.__init__, [each for each in signature(Stack.__init__).parameters.values() if each.name not in ("causal", "options")],
+    rest=True,
+)  # fmt: skip
 
 
 def with_gates(encoding: Encoding | None, layers: int) -> list[Encoding | None]:

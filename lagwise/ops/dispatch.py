@@ -50,11 +50,11 @@ def choose(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str)
     terms.check_fit(q, v)
     asked = requests(q, k, v, terms, call)
     if impl != "auto":
-        return named(impl, asked)
+        return named_choice(impl, asked)
     return fastest(asked, Shape(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]), near_band(terms))
 
 
-def named(impl: str, asked: set[str]) -> Choice:
+def named_choice(impl: str, asked: set[str]) -> Choice:
     """Returns an implementation that was asked for; raises where it cannot do the job."""
     require_choice("impl", impl, ("auto", *support.IMPLEMENTATIONS))
     reason = support.refusal(impl, asked)
@@ -93,14 +93,14 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
     many = vectors and shape.pairs * shape.queries * shape.keys >= MANY_PAIRS
     needed = SPLIT_PAYS_FROM["cpu" if not on_gpu else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
     if any_length:
-        return exported(needed, otherwise)
+        return choice_for_export(needed, otherwise)
     keys, pays = counted(shape.keys), f"{counted(needed)}, from which on the far field of these tables pays"
     if shape.keys < needed:
         return Choice(otherwise, f"{keys} keys are fewer than {pays}")
     return Choice("split", f"{keys} keys are at least {pays}")
 
 
-def exported(needed: int, otherwise: str) -> Choice:
+def choice_for_export(needed: int, otherwise: str) -> Choice:
     """Returns the implementation of a program that is exported for any length, by the keys from which on the far field pays."""
     from torch.fx.experimental.symbolic_shapes import has_static_value
 

@@ -1,25 +1,20 @@
 """The fast implementations as operators: each is a module with `forward`, `backward`, and the shapes of what they return."""
 
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lagwise.ops import blockwise, split
 from lagwise.ops.lowering import ARGUMENTS, DIFFERENTIABLE, Lowered, flat, unflattened
 from lagwise.ops.register import Operator, refusing
 from lagwise.ops.support import no_second_derivative
 
 
-def register(name: str, module: str) -> Operator:
-    """Returns an implementation as `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...].
-
-    The module is imported when it is first used, because Triton is.
-    """
-
-    def implementation() -> Any:
-        return import_module(module)
+def register(name: str, implementation: Callable[[], Any]) -> Operator:
+    """Returns an implementation as `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...]."""
 
     backward = Operator(
         f"{name}_backward", f"Tensor dout, Tensor? dlse, Tensor[] saved, {ARGUMENTS}",
@@ -43,10 +38,17 @@ def register(name: str, module: str) -> Operator:
     )  # fmt: skip
 
 
+def kernels() -> ModuleType:
+    """Returns the implementation by kernels, which is imported when it is first used, because Triton is."""
+    from lagwise.ops import triton
+
+    return triton
+
+
 OPERATORS = {
-    "blockwise": register("blockwise", "lagwise.ops.blockwise"),
-    "split": register("split", "lagwise.ops.split"),
-    "triton": register("triton", "lagwise.ops.kernels.passes"),
+    "blockwise": register("blockwise", lambda: blockwise),
+    "split": register("split", lambda: split),
+    "triton": register("triton", kernels),
 }
 """The implementations beside `dense`, which needs no operator."""
 

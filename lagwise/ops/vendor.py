@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import support
+from lagwise.ops.grouped import per_key_head, per_query_head
 from lagwise.ops.register import Refused
 
 aten = torch.ops.aten
@@ -120,7 +121,7 @@ def attend_backward(
             dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
                 dout, q, k, v, out, lse, *shape, 0.0, causal, none, none, scale=scale
             )
-    dk, dv = (x if x.shape[1] == count else x.unflatten(1, (count, -1)).sum(2) for x, count in zip((dk, dv), heads, strict=True))
+    dk, dv = per_key_head(dk, heads[0]), per_key_head(dv, heads[1])
     dq = dq if factor == 1.0 else dq * factor
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
 
@@ -130,7 +131,7 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     width = max(q.shape[3], v.shape[3])
     if q.device.type != "cpu":
         width = (width + 7) // 8 * 8
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) if x.shape[1] < q.shape[1] else x for x in (k, v))
+    k, v = per_query_head(k, q.shape[1]), per_query_head(v, q.shape[1])
     return widened(q, width), widened(k, width), widened(v, width)
 
 

@@ -1,13 +1,14 @@
 """Stochastic features of queries and keys, as an operator with its derivative."""
 
 from collections.abc import Sequence
-from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lagwise.ops.register import Operator, refusing, torch_transforms
+from lagwise.ops.spe import eager
 from lagwise.ops.spe.recipes import Filters, Recipe, Sines
 from lagwise.ops.support import HAS_TRITON
 
@@ -28,9 +29,16 @@ def recipe_of(arguments: Sequence[Any]) -> tuple[Any, Recipe, list[Tensor]]:
         recipe = Filters(given, realizations, seed, grid=grid, gate_number=gate_number)
     else:
         recipe = Sines(given, realizations, seed, gated=kind == "gated sines", gate_number=gate_number)
-    # That of the kernels is imported when it is first used, because Triton is.
-    module = import_module("lagwise.ops.spe.fused" if impl == "triton" else "lagwise.ops.spe.eager")
-    return module, recipe, [q, k, q_positions, k_positions]
+    return module_of(impl), recipe, [q, k, q_positions, k_positions]
+
+
+def module_of(impl: str) -> ModuleType:
+    """Returns who computes; the kernels are imported when they are first used, because Triton is."""
+    if impl != "triton":
+        return eager
+    from lagwise.ops.spe import fused
+
+    return fused
 
 
 def compute(*arguments: Any) -> list[Tensor]:

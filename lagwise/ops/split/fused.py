@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lagwise.lags import LagTable
 from lagwise.ops import vendor
-from lagwise.ops.kernels import passes
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
 from lagwise.ops.kernels.backward import FarEnds, differentiate
 from lagwise.ops.kernels.forward import attend
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.passes import backward_outputs, gradients
 from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
+from lagwise.ops.kernels.results import backward_outputs, delta, gradients
+from lagwise.ops.kernels.results import outputs as near_outputs
 from lagwise.ops.kernels.rows import FarFields, FarShares, Tails, TailSteps, far_ends_kernel, far_queries_kernel, merge_kernel
 from lagwise.ops.kernels.scores import summed_products
 from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
@@ -50,14 +50,15 @@ def forward(lowered: Lowered) -> list[Tensor]:
     ((_, _, part),) = parts_of(lowered)
     band, sides = layout(part)
     nothing = _results(lowered, 0)
+    out, lse = near_outputs(lowered)
     if not sides:
-        return [*passes.forward(lowered), *nothing, *nothing]
-    out, lse = passes.outputs(lowered)
+        attend(Plan(lowered, part.tables), out, lse)
+        return [out, lse, *nothing, *nothing]
     # The far fields come first: while they run, the host prepares the rest.
     fields = fields_of(part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
-    near_out, near_lse = passes.outputs(lowered)
+    near_out, near_lse = near_outputs(lowered)
     attend(Plan(lowered, part.tables, only=band), near_out, near_lse)
     arguments = _row_arguments(part, fields, found, OUT_BY_TOKEN=is_by_token(out))
     arguments |= {"near": near_out, "near_lse": near_lse, "out": out, "lse": lse}
@@ -147,27 +148,27 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
     out, lse, *rest = saved
     ((_, _, part),) = parts_of(lowered)
     band, sides = layout(part)
-    if not sides:
-        return passes.backward(lowered, [out, lse], dout, dlse)
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    if not sides:
+        return gradients(lowered, *differentiate(Plan(lowered, part.tables), dout, lse, delta(dout, out, dlse)))
     fields = fields_of(part, sides)
     shape = lse.shape
 
     def per_row(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=lse.device)
 
-    delta, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
+    deltas, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
     ends = FarEnds(per_row(*shape, 2), per_row(*shape, 2))
     arguments = _row_arguments(part, fields, rest, OUT_BY_TOKEN=is_by_token(out), DLSE=dlse is not None)
     arguments |= {
         "out": out, "lse": lse, "dout": view(dout), "dlse": out if dlse is None else dlse.contiguous(),
-        "found": FarShares(delta, ends.changes, ends.masses, *plain_lse),
+        "found": FarShares(deltas, ends.changes, ends.masses, *plain_lse),
     }  # fmt: skip
     run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), arguments, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
     plan = Plan(lowered, part.tables, only=band)
     _add_far_gradients(plan, part, found)
-    known, tables = differentiate(plan, dout, lse, delta, ends)
+    known, tables = differentiate(plan, dout, lse, deltas, ends)
     for field, (dq, _, _) in zip(fields, found, strict=True):
         _tail_gradients(part, field, dq, tables)
     return gradients(lowered, known, tables)
@@ -232,7 +233,7 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     _, sides = layout(part)
     queries, keys = part.q.shape[2], part.k.shape[2]
     rows = [extent(queries, keys, side.limit)[0] for side in sides]
-    return [*passes.outputs(lowered), *(x for count in [*rows, 0, 0][:2] for x in _results(lowered, count))]
+    return [*near_outputs(lowered), *(x for count in [*rows, 0, 0][:2] for x in _results(lowered, count))]
 
 
 def _results(lowered: Lowered, rows: int) -> list[Tensor]:
