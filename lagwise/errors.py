@@ -50,7 +50,7 @@ def counted(size: int) -> str:
 
 def nearest(word: Any, known: Iterable[str]) -> str:
     """Returns a question that offers the known word nearest to an unknown one, or nothing."""
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.4)
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f": did you mean {found[0]!r}?" if found else "."
 
 

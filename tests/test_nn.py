@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import lagwise
 from lagwise import Encoding, Terms
 from lagwise.encodings import options_of
+from lagwise.lens import attention_parts
 from lagwise.nn import Cache, Decoder, Encoder, Layer, RelativeAttention, Stack
 
 DIM, HEADS, LAYERS, TIME = 32, 4, 2, 11
@@ -897,3 +898,28 @@ def test_tied_layers_are_one_layer_passed_again():
 def test_tied_layers_share_their_encoding():
     with pytest.raises(ValueError, match="tied layers share one encoding: leave per_layer out"):
         lagwise.nn.Encoder(8, layers=3, heads=2, encoding="t5", per_layer=True, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x: Encoder(16, layers=1, heads=2)(x, lenghts=1), "Encoder.forward has no option 'lenghts': .* 'lengths'"),
+        (lambda x: Decoder(16, layers=1, heads=2)(x, lenghts=1), "Decoder.forward has no option 'lenghts': .* 'lengths'"),
+        (lambda x: Layer(16, heads=2)(x, key_masks=1), "Layer.forward has no option 'key_masks': did you mean 'key_mask'"),
+        (lambda x: RelativeAttention(16, heads=2)(x, mask=1), "RelativeAttention.forward has no option 'mask': .* 'key_mask'"),
+        (lambda x: Decoder(16, layers=1, heads=2, causal=True), "Decoder has no option 'causal': it is always causal"),
+        (lambda x: Encoder(16, layers=1, heads=2, cross=True), "Encoder takes no context"),
+        (lambda x: attention_parts(x[None], x[None], dropout=0.5), "attention_parts has no option 'dropout'"),
+    ],
+)  # fmt: skip
+def test_options_that_are_not_there_are_refused_in_the_name_of_who_lacks_them(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(torch.randn(1, 5, 16))
+
+
+def test_bad_arguments_are_refused_in_words_under_autocast_too():
+    q = torch.randn(1, 2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="attention has no option 'bla'"):
+        lagwise.attention(q, None, q, bla=1)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="k must be a tensor"):
+        lagwise.attention(q, None, q)

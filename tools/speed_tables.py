@@ -13,11 +13,14 @@ Words = Callable[[Line], str]
 
 PLAIN = {"plain", "plain cuDNN"}
 
+# Those at which lengths of 512 and of 32,768 were measured once more.
+NEWEST = ("d6ece67", "e591ce0")
 
-def lines(file: str, commit: str, *, hidden: Iterable[str] = ()) -> list[Line]:
-    """Returns the lines of a file that were measured at a commit, without some contenders."""
+
+def lines(file: str, *commits: str, hidden: Iterable[str] = ()) -> list[Line]:
+    """Returns the lines of a file that were measured at some commits, without some contenders."""
     found = map(json.loads, (RESULTS / file).read_text().splitlines())
-    return [line for line in found if line["commit"].startswith(commit) and line["contender"] not in set(hidden)]
+    return [line for line in found if line["commit"].startswith(commits) and line["contender"] not in set(hidden)]
 
 
 def pivot(found: Iterable[Line], *, row: Words, column: Words, cell: Words) -> str:
@@ -77,13 +80,14 @@ def cpu() -> str:
 
 
 def gpu() -> str:
-    found = [line for line in lines("attention-cuda-2026-11-15.jsonl", "ffc3106") if line["contender"] == "lagwise"]
+    found = lines("attention-cuda-2026-11-15.jsonl", "ffc3106", *NEWEST)
+    found = [line for line in found if line["contender"] == "lagwise"]
     return pivot(found, row=case, column=shape, cell=ratio)
 
 
 def gpu_others() -> str:
     narrow = ({}, {"max_lag": 128}, {"max_lag": 128, "values": False})
-    found = lines("attention-cuda-2026-11-15.jsonl", "f15646e", hidden=PLAIN)
+    found = lines("attention-cuda-2026-11-15.jsonl", "f15646e", *NEWEST, hidden=PLAIN)
     found = [line for line in found if line["options"] in narrow and not line["causal"]]
     flexed = {(case(line), shape(line)) for line in found if line["contender"] == "FlexAttention"}
     found = [line for line in found if (case(line), shape(line)) in flexed]

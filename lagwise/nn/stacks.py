@@ -28,6 +28,8 @@ class Stack(nn.Module):
     evaluation, so that layers that share an encoding, or all of it but the gate, share its random numbers.
     """
 
+    takes_context = False
+
     # nn.Module's own annotation makes every call Any.
     __call__: Callable[..., Tensor]
 
@@ -49,6 +51,8 @@ class Stack(nn.Module):
     ):
         super().__init__()
         handed_on = (Layer, RelativeAttention)
+        if not self.takes_context and options.get("cross", False) is not False:
+            raise ValueError(f"{type(self).__name__} takes no context to attend to, so that cross must be False: use a Decoder")
         refuse_keywords([name for name in options if name not in keywords_of(*handed_on)], type(self), *handed_on)
         require_sizes(layers=layers)
         require_switches(causal=causal, tied=tied)
@@ -207,6 +211,8 @@ class Decoder(Stack):
     >>> torch.allclose(steps, decoder(x), atol=1e-5)
     True
     """
+
+    takes_context = True
 
     def __init__(self, dim: int, *, layers: int, heads: int, cross: bool = False, **options: Any):
         if "causal" in options:

@@ -44,8 +44,11 @@ def command(
         # cuBLAS repeats its results only with a workspace of its own, which it reads before its first product.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+    from lagwise.errors import require_choice
     from lagwise.lab.bench import softmax as bench
+    from lagwise.ops.support import IMPLEMENTATIONS
 
+    require_choice("--impl", impl, ("auto", *IMPLEMENTATIONS))
     where = chosen_device(device)
     kind = chosen_dtype(dtype, where)
     if sweep and (encoding or deterministic):
