@@ -366,10 +366,9 @@ def test_without_evaluations_on_the_way_the_loss_of_training_is_drawn(tmp_path):
     assert plot([run]).axes[0].get_ylabel() == "training loss"
 
 
-def test_a_report_is_three_files(runs, tmp_path):
+def test_a_report_is_a_page_and_a_table(runs, tmp_path):
     paths = write_report(runs, tmp_path / "new", "lagwise compare")
-    assert [path.name for path in paths] == ["report.html", "standings.csv", "report.png"]
-    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in paths] == ["report.html", "standings.csv"]
     lines = list(csv.DictReader(paths[1].read_text().splitlines()))
     assert [line["encoding"] for line in lines] == ["at5", "t5", "none"]
     t5 = lines[1]

@@ -75,12 +75,12 @@ def test_the_result_lies_in_memory_as_the_tensor_does():
 @pytest.mark.parametrize(("shape", "per_row"), SHAPES)
 @pytest.mark.usefixtures("poisoned")
 def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved):
-    from lagwise.ops.kernels import rotation
+    from lagwise.ops.kernels import channel_pairs
 
     x, cos, sin = case(shape, per_row)
     # Heads side by side in memory, as projections leave them; one with channels apart is copied.
     for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x.mT.contiguous().mT):
-        found = rotation.turn(given, cos, sin, interleaved)
+        found = channel_pairs.turn(given, cos, sin, interleaved)
         torch.testing.assert_close(found, turn(x, cos, sin, interleaved=interleaved), rtol=1e-6, atol=1e-6)
 
 

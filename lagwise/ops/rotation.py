@@ -13,7 +13,7 @@ from lagwise.ops.support import HAS_TRITON
 def compute(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
     """Returns the rotation, by a kernel where there is one."""
     if x.is_cuda and HAS_TRITON and x.dtype != torch.float64:
-        from lagwise.ops.kernels.rotation import turn
+        from lagwise.ops.kernels.channel_pairs import turn
 
         return [turn(x, cos, sin, interleaved)]
     axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))

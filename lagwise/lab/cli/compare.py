@@ -82,8 +82,8 @@ def command(
         lagwise compare --from runs/process-50 --wide
 
     Without arguments: Process-50, strings from two Markov chains that have the same counts and differ in their order, a small
-    model, eight encodings, three seeds, two minutes on two cores. It ends with a table and a verdict, and writes report.html,
-    report.png and standings.csv.
+    model, eight encodings, three seeds, two minutes on two cores. It ends with a table and a verdict, and writes report.html
+    and standings.csv.
 
     Runs that are complete are not run again, and runs that were stopped go on.
     """
@@ -119,8 +119,8 @@ def command(
     if save is not None:
         records.save_runs(runs, save)
         console.print(f"written to {save}")
-    page, *others = write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials), notes)
-    console.print(f"written to {', '.join(map(str, others))}", soft_wrap=True)
+    page, table = write_report(runs, out, shlex.join(["lagwise", *sys.argv[1:]]), list(trials), notes)
+    console.print(f"written to {table}", soft_wrap=True)
     console.print(f"open {page} in a browser for curves, priors and all differences", soft_wrap=True)
     if notes:
         raise typer.Exit(1)

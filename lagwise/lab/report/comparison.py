@@ -1,4 +1,4 @@
-"""The report of a comparison: a page, standings as a table, and a figure."""
+"""The report of a comparison: a page, which draws the curves, and standings as a table."""
 
 import csv
 import io
@@ -9,8 +9,7 @@ from typing import Any
 
 from lagwise.lab.estimates import Estimate
 from lagwise.lab.grouping import Group, compared_groups
-from lagwise.lab.json_files import make_folder, replace_text, writing
-from lagwise.lab.report.figure import plot
+from lagwise.lab.json_files import make_folder, replace_text
 from lagwise.lab.report.page import make_page
 from lagwise.lab.run_folder import Run
 from lagwise.lab.standings import Row, rows_of
@@ -19,7 +18,7 @@ from lagwise.lab.standings import Row, rows_of
 def write_report(
     runs: Sequence[Run], out: Path, command: str, tune: Sequence[str] = (), left_out: Sequence[str] = ()
 ) -> list[Path]:
-    """Writes report.html, standings.csv and report.png to a folder, and returns their paths.
+    """Writes report.html and standings.csv to a folder, and returns their paths.
 
     Args:
         runs: The runs to compare; the page says which of them are not complete.
@@ -29,11 +28,9 @@ def write_report(
         left_out: In words, what takes no part, which the page says too.
     """
     make_folder(out)
-    paths = [out / "report.html", out / "standings.csv", out / "report.png"]
+    paths = [out / "report.html", out / "standings.csv"]
     replace_text(paths[0], make_page(runs, command, tune, left_out))
     replace_text(paths[1], standings_csv(runs, tune))
-    with writing(paths[2]):
-        plot(runs, tune).savefig(paths[2], dpi=150)
     return paths
 
 

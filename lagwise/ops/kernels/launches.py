@@ -1,8 +1,7 @@
 """Launches of kernels: Triton's own, the first time, and its compiled kernel from then on.
 
-Triton works out at every launch what a kernel has to be compiled for, which takes three times as long as the launch of a compiled
-kernel (beside an H200, with 62 numbers and tensors: 41 and 14 microseconds). Here that is worked out from fewer facts and looked
-up.
+Triton works out at every launch what a kernel has to be compiled for, which takes longer than the launch of a compiled kernel
+(docs/decisions.md has a measurement). Here that is worked out from fewer facts and looked up.
 """
 
 import math
