@@ -176,6 +176,31 @@ def check_call(
     return replace(call, scale=scale)
 
 
+KEPT_CALLS: dict[Any, Call] = {}
+"""Calls on a GPU that were checked, by kind; at most MOST_KEPT, then it starts anew."""
+MOST_KEPT = 1024
+
+# What tells options apart by value alone: a tensor's values are checked in each call, and True is not 1.
+PLAIN_OPTIONS = {bool, int, float, type(None)}
+
+
+def checked_call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Call:
+    """Does what `check_call` does, on a GPU once for all calls with equal sizes and options."""
+    if torch.compiler.is_compiling() or not all(type(x) is Tensor and x.is_cuda for x in (q, k, v)):
+        return check_call(function, q, k, v, options)
+    if not all(type(value) in PLAIN_OPTIONS for value in options.values()):
+        return check_call(function, q, k, v, options)
+    shown = tuple((name, type(value), value) for name, value in options.items())
+    key = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, shown)
+    call = KEPT_CALLS.get(key)
+    if call is None:
+        call = check_call(function, q, k, v, options)
+        if len(KEPT_CALLS) >= MOST_KEPT:
+            KEPT_CALLS.clear()
+        KEPT_CALLS[key] = call
+    return call
+
+
 def check_scale(scale: float | None, width: int, dtype: torch.dtype = torch.float64) -> float:
     """Returns the factor of the content product, by default that of a width; sums of a dtype must be able to hold it."""
     if scale is None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.call import Call, Options, check_call, takes
+from lagwise.call import MOST_KEPT, Call, Options, check_call, checked_call, takes
 from lagwise.encodings import Encoding
 from lagwise.errors import require_switches, shown
 from lagwise.ops import vendor
@@ -20,7 +20,7 @@ from lagwise.ops.dispatch import Choice, choose
 from lagwise.ops.implementations import compute
 from lagwise.ops.lowering import lower
 from lagwise.ops.merge import is_plain
-from lagwise.ops.register import autocasts, without_autocast
+from lagwise.ops.register import autocasts, forward_mode_is_active, transforms_are_active, without_autocast
 from lagwise.terms import Terms
 
 WATCHER: ContextVar[Callable[..., Terms] | None] = ContextVar("WATCHER", default=None)
@@ -100,14 +100,15 @@ def attention(
     >>> lagwise.attention(q, k, v, lagwise.make("t5", heads=8), causal=False).shape
     torch.Size([1, 8, 100, 64])
     """
-    require_switches(return_lse=return_lse)
+    if type(return_lse) is not bool:
+        require_switches(return_lse=return_lse)
     q, k, v = autocast(q, k, v)
-    call = check_call(attention, q, k, v, options)
+    call = checked_call(attention, q, k, v, options)
     terms = terms_of(encoding, q, k, call)
     watcher = None if torch.compiler.is_compiling() else WATCHER.get()
     if watcher is not None:
         terms = watcher(q, k, v, terms, call)
-    choice = choose(q, k, v, terms, call, impl)
+    choice = kept_choice(q, k, v, terms, call, impl)
     if call.dropout > 0.0 and call.seed is None:
         call = replace(call, seed=noise.draw_seed(True, q.device))
     if choice.impl == "dense":
@@ -147,14 +148,39 @@ def which_impl(
     return choose(q, k, v, terms_of(encoding, q, k, call), call, impl)
 
 
+KEPT_CHOICES: dict[Any, Choice] = {}
+"""Choices for calls on a GPU, by kind; at most MOST_KEPT, then it starts anew."""
+
+
+def kept_choice(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str) -> Choice:
+    """Does what `choose` does, on a GPU once for all calls of a kind."""
+    if torch.compiler.is_compiling() or not q.is_cuda or transforms_are_active() or forward_mode_is_active():
+        return choose(q, k, v, terms, call, impl)
+    options = (
+        call.causal, call.window, call.query_start if not call.per_row else None, call.dropout > 0.0,
+        call.lengths is None, call.key_mask is None, call.cu_seqlens is None, call.max_seqlen,
+    )  # fmt: skip
+    key = (q.shape, k.shape, v.shape, q.dtype, q.device, terms.kind, options, impl)
+    choice = KEPT_CHOICES.get(key)
+    if choice is None:
+        choice = choose(q, k, v, terms, call, impl)
+        if len(KEPT_CHOICES) >= MOST_KEPT:
+            KEPT_CHOICES.clear()
+        KEPT_CHOICES[key] = choice
+    return choice
+
+
 def terms_of(encoding: Encoding | Terms | None, q: Tensor, k: Tensor, call: Call) -> Terms:
     """Returns the terms of an encoding for the lags that a call can reach."""
     relative = relative_only(encoding)
     if not isinstance(relative, Encoding):
         return relative
     first, last = call.reachable_lags(q.shape[2], k.shape[2])
+    seed = seed_of(relative, call.seed, q.device)
+    if not autocasts(q):
+        return relative.terms(first, last, scale=call.scale, seed=seed)
     with without_autocast(q):
-        return relative.terms(first, last, scale=call.scale, seed=seed_of(relative, call.seed, q.device))
+        return relative.terms(first, last, scale=call.scale, seed=seed)
 
 
 def relative_only(encoding: Encoding | Terms | None) -> Encoding | Terms:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -93,6 +93,13 @@ class Terms:
     def tables(self) -> dict[str, LagTable]:
         """The tables that are there, by name."""
         return {name: table for name in TABLES if (table := getattr(self, name)) is not None}
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What tells terms apart, whatever the numbers in their tables: a choice of who computes depends on no more."""
+        tables = (self.bias, self.gain, self.query, self.key, self.value)
+        kinds = (None if x is None else (x.values.shape, x.first, x.values.device, x.slopes is None) for x in tables)
+        return *kinds, self.transform is None, self.features is None
 
     def vector_tables(self) -> list[LagTable]:
         """The tables with more than one channel."""

@@ -206,7 +206,10 @@ def test_dropout(tables, shape, options):
     ids=words,
 )
 def test_tiles_that_are_not_square(tile, tables, options, monkeypatch):
+    from lagwise.ops.kernels.plan import kept_plan
+
     monkeypatch.setattr("lagwise.ops.kernels.plan.INTERPRETED", tile)
+    kept_plan.cache_clear()
     check(tables, {"queries": 70}, **options)
 
 
@@ -261,49 +264,75 @@ def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkey
     check(tables, shape, 12, **options)
 
 
-def test_scores_have_room_for_the_lags_of_all_tables():
-    """Tiles gather scores at each lag that is near for some table, in the first row and in the last."""
-    from lagwise.ops.kernels.logits import PADDING
-    from lagwise.ops.kernels.plan import Plan
-    from lagwise.ops.kernels.scores import empty_scores
-
-    terms = lagwise.Terms(bias=lagwise.LagTable(torch.zeros(1, 901), -450), key=lagwise.LagTable(torch.zeros(1, 9, 8), -4))
-    q, k, v = tensors(queries=500)
-    plan = Plan(lower(q, k, v, terms, Call()), terms)
-    scores = empty_scores(k, 16, plan.room)
-    numbers = scores.untyped_storage().nbytes() // 4
-    assert scores.storage_offset() >= 450 - 4 + PADDING.value
-    assert numbers - scores.storage_offset() - scores.numel() >= 450 - 4 + PADDING.value
+def test_near_tiles_far_from_the_columns_of_scores():
+    """A wide table of scalars makes tiles near that a narrow table of vectors has no columns for."""
+    terms = lagwise.Terms(
+        bias=lagwise.LagTable(torch.randn(1, 61), -30),
+        query=lagwise.LagTable(torch.randn(1, 9, 8), -4),
+        value=lagwise.LagTable(torch.randn(1, 5, 8), 1),
+    )
+    assert_within_budget("triton", *tensors(queries=70), terms)
 
 
 def test_launches_tell_apart_all_that_kernels_are_compiled_for():
     from triton.runtime.jit import JITFunction
 
-    from lagwise.ops.kernels.forward import forward_kernel
+    from lagwise.ops.kernels.arguments import flags, view
     from lagwise.ops.kernels.launches import key_of, wide
-    from lagwise.ops.kernels.logits import NUMBERS
-    from lagwise.ops.kernels.plan import Plan
+    from lagwise.ops.kernels.rows import delta_kernel
 
     # As it is outside the interpreter.
-    kernel = JITFunction(forward_kernel.fn, do_not_specialize=NUMBERS)
-    q, k, v = tensors(queries=48)
-    plan = Plan(lower(q, k, v, lagwise.Terms(), Call()), lagwise.Terms())
+    kernel = JITFunction(delta_kernel.fn, do_not_specialize=["heads", "queries"])
+    q, _, _ = tensors(queries=48)
+    sizes = {"head_dim": 8, "value_dim": 8, "WIDTH": 16, "VALUE_WIDTH": 16}
 
-    def key(**changes):
-        arguments = plan.arguments(**{"out": q, "lse": q, "band_logits": q, **changes})
+    def key(*, flag=None, **changes):
+        made = flags(**sizes, **(flag or {}))
+        arguments = {"out": q, "dout": view(q), "dlse": q, "delta": q, "heads": 2, "queries": 48, "flags": made, **changes}
         return key_of(kernel, [arguments[name] for name in kernel.arg_names])
 
     same = key()
-    assert key(queries=64, scale=0.5, low=-3) == same
+    assert key(queries=64, heads=3) == same
     shifted = torch.empty(q.numel() + 1).narrow(0, 1, q.numel()).view(q.shape)
-    view = plan.arguments()["q"]
     different = [
-        key(queries=2**31), key(BIAS=True), key(ROWS=32), key(out=q.half()), key(out=shifted),
-        key(q=view._replace(time=1)), key(q=view._replace(time=16)), key(q=view._replace(head=2**31)),
-        key(tables=plan.table_values._replace(bias=q.double())),
+        key(queries=2**31), key(flag={"DLSE": True}), key(flag={"ROWS": 32}), key(out=q.half()), key(out=shifted),
+        key(dout=view(q)._replace(time=1)), key(dout=view(q)._replace(time=16)), key(dout=view(q)._replace(head=2**31)),
+        key(dlse=q.double()),
     ]  # fmt: skip
     assert len({same, *different}) == 1 + len(different)
     assert wide(2**31) and wide(-(2**31) - 1) and not wide(2**31 - 1) and not wide(0.125)
+
+
+def plan_of(q, k, v, terms=None, **options):
+    from lagwise.ops.kernels.plan import plan_for
+
+    return plan_for(lower(q, k, v, terms or lagwise.Terms(), Call(**options)))
+
+
+def test_calls_of_one_kind_share_a_plan():
+    q, k, v = tensors(batch=2, heads=2, queries=48)
+    table = lagwise.Terms(bias=lagwise.LagTable(torch.randn(2, 9), -4))
+    same = plan_of(q, k, v, table)
+    assert plan_of(q.clone(), k.clone(), v.clone(), lagwise.Terms(bias=lagwise.LagTable(torch.randn(2, 9), -4))) is same
+    by_token = torch.randn(2, 48, 2, 8).transpose(1, 2)
+    shifted = torch.empty(q.numel() + 1).narrow(0, 1, q.numel()).view(q.shape)
+    others = [
+        plan_of(q[:, :, :40], k, v, table), plan_of(by_token, k, v, table), plan_of(shifted, k, v, table),
+        plan_of(q.half(), k.half(), v.half(), table), plan_of(q, k, v, table, causal=True), plan_of(q, k, v, table, scale=0.5),
+        plan_of(q, k, v, table, window=(3, 3)), plan_of(q, k, v, table, key_mask=torch.ones(2, 48, dtype=torch.bool)),
+        plan_of(q, k, v, table, query_start=1), plan_of(q, k, v, table, query_start=torch.tensor([0, 1])),
+        plan_of(q, k, v, lagwise.Terms(bias=lagwise.LagTable(torch.randn(2, 9), -5))), plan_of(q, k, v),
+    ]  # fmt: skip
+    assert len({id(plan) for plan in [same, *others]}) == 1 + len(others)
+
+
+def test_the_plans_that_are_kept_are_bounded():
+    from lagwise.ops.kernels.plan import KEPT_PLANS, kept_plan
+
+    for length in range(1, KEPT_PLANS + 50):
+        plan_of(*tensors(queries=length))
+    assert kept_plan.cache_info().currsize == KEPT_PLANS
+    kept_plan.cache_clear()
 
 
 def test_strides_do_not_matter():

@@ -19,8 +19,8 @@ def forward(lowered: Lowered) -> list[Tensor]:
     return [out, lse]
 
 
-def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
-    """Returns the gradients of the tensors that the call has."""
+def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     out, lse = saved
     gradients = Gradients.zeros(lowered)
     delta = sweep.delta(dout, out, dlse)
@@ -29,7 +29,7 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
             part, part.first, part.last,
             dout[batch, :, time], lse[batch, :, time], delta[batch, :, time], gradients.cut(batch, time),
         )  # fmt: skip
-    return gradients.flat(lowered)
+    return gradients.flat(lowered, learned)
 
 
 def outputs(lowered: Lowered) -> list[Tensor]:
@@ -41,6 +41,6 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     ]
 
 
-def backward_outputs(lowered: Lowered) -> list[Tensor]:
+def backward_outputs(lowered: Lowered, learned: bool) -> list[Tensor]:
     """Returns empty tensors like those of `backward`, for tracing."""
-    return contiguous_gradients(lowered)
+    return contiguous_gradients(lowered, learned)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lagwise.ops import blockwise, split
-from lagwise.ops.lowering import ARGUMENTS, DIFFERENTIABLE, Lowered, flat, unflattened
+from lagwise.ops.lowering import ARGUMENTS, DIFFERENTIABLE, OPERANDS, Lowered, flat, unflattened
 from lagwise.ops.register import Operator, refusing
 from lagwise.ops.support import no_second_derivative
 
@@ -17,18 +17,25 @@ def register(name: str, implementation: Callable[[], Any]) -> Operator:
     """Returns an implementation as `lagwise::name`, which returns [output, log-sum-exp, what the backward pass needs ...]."""
 
     backward = Operator(
-        f"{name}_backward", f"Tensor dout, Tensor? dlse, Tensor[] saved, {ARGUMENTS}",
-        compute=lambda dout, dlse, saved, *arguments: implementation().backward(unflattened(arguments), saved, dout, dlse),
-        outputs=lambda dout, dlse, saved, *arguments: implementation().backward_outputs(unflattened(arguments)),
+        f"{name}_backward", f"Tensor dout, Tensor? dlse, Tensor[] saved, bool learned, {ARGUMENTS}",
+        compute=lambda dout, dlse, saved, learned, *arguments: implementation().backward(
+            unflattened(arguments), saved, dout, dlse, learned
+        ),
+        outputs=lambda dout, dlse, saved, learned, *arguments: implementation().backward_outputs(unflattened(arguments), learned),
         derivative=refusing(no_second_derivative(name)),
     )  # fmt: skip
 
-    def derivative(arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def derivative(
+        arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
         dout, dlse = gradients[0], gradients[1]
         if dout is None:
             dout = torch.zeros_like(results[0])
-        found = iter(backward(dout, dlse, list(results), *arguments))
-        return [None if x is None else next(found) for x in arguments[: len(DIFFERENTIABLE)]]
+        tables = slice(len(OPERANDS), len(DIFFERENTIABLE))
+        learned = any(need and x is not None for need, x in zip(needed[tables], arguments[tables], strict=True))
+        found = iter(backward(dout, dlse, list(results), learned, *arguments))
+        wanted = DIFFERENTIABLE if learned else OPERANDS
+        return [None if x is None else next(found) for x in arguments[: len(wanted)]]
 
     return Operator(
         name, ARGUMENTS,

@@ -27,7 +27,8 @@ class Lowered(NamedTuple):
     raw_q: Tensor | None  # [batch, heads, queries, head_dim]
     raw_k: Tensor | None  # [batch, kv_heads, keys, head_dim]
     bias: Tensor | None  # [heads or 1, lags]
-    slopes: Tensor | None  # [2, heads or 1], past and future
+    past_slope: Tensor | None  # [heads or 1]
+    future_slope: Tensor | None
     gain: Tensor | None  # [heads or 1, lags, content_dim or 1]
     query: Tensor | None  # [heads or 1, lags, head_dim]
     key: Tensor | None  # [heads or 1, lags, head_dim]
@@ -46,12 +47,12 @@ class Lowered(NamedTuple):
         return 0 if isinstance(self.call.query_start, Tensor) else self.call.query_start
 
 
-DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "slopes", "gain", "query", "key", "value")
+DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "past_slope", "future_slope", "gain", "query", "key", "value")
 """The fields of `Lowered` that gradients flow to, in order; they come first."""
 
 ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? slopes, Tensor? gain, Tensor? query, "
-    "Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
+    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? past_slope, "
+    "Tensor? future_slope, Tensor? gain, Tensor? query, Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
     "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed"
 )
 """What `flat` returns, in the words of an operator's schema."""
@@ -67,12 +68,12 @@ def flat(lowered: Lowered) -> tuple[Any, ...]:
 
 def unflattened(arguments: Sequence[Any]) -> Lowered:
     """Returns the call that an operator was given."""
-    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed = arguments[12:]
+    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed = arguments[13:]
     call = Call(
         causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
         query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed,
     )  # fmt: skip
-    return Lowered._make((*arguments[:12], call))
+    return Lowered._make((*arguments[:13], call))
 
 
 def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
@@ -83,14 +84,15 @@ def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
         raw_k = k if terms.key is not None else None
         q, k = terms.content(q, k, *token_positions(q, k, call))
     tables = terms.tables()
-    slopes = terms.bias.slopes if terms.bias is not None else None
+    slopes = (terms.bias.slopes if terms.bias is not None else None) or (None, None)
     call = call.with_key_mask(k.shape[2])
     if isinstance(call.query_start, Tensor):
         call = replace(call, query_start=call.query_start.expand(q.shape[0]).clone())
     return Lowered(
         q, k, v, raw_q, raw_k,
         bias=tables["bias"].values if "bias" in tables else None,
-        slopes=torch.stack(slopes) if slopes is not None else None,
+        past_slope=slopes[0],
+        future_slope=slopes[1],
         gain=tables["gain"].values if "gain" in tables else None,
         query=tables["query"].values if "query" in tables else None,
         key=tables["key"].values if "key" in tables else None,
@@ -100,9 +102,29 @@ def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
     )  # fmt: skip
 
 
-def contiguous_gradients(lowered: Lowered) -> list[Tensor]:
-    """Returns empty gradients of the fields that a call has, in the order of DIFFERENTIABLE."""
-    return [x.new_empty(x.shape) for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None]
+OPERANDS = DIFFERENTIABLE[:5]
+"""Those of them that are no tables, whose gradients are always computed."""
+
+
+def wanted_gradients(lowered: Lowered, learned: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yields the fields of DIFFERENTIABLE that a call has, with their names; tables only where they are learned."""
+    for name in DIFFERENTIABLE if learned else OPERANDS:
+        x = getattr(lowered, name)
+        if x is not None:
+            yield name, x
+
+
+def contiguous_gradients(lowered: Lowered, learned: bool) -> list[Tensor]:
+    """Returns empty gradients of the fields that are wanted."""
+    return [x.new_empty(x.shape) for _, x in wanted_gradients(lowered, learned)]
+
+
+def laid_out_gradients(lowered: Lowered, learned: bool) -> list[Tensor]:
+    """Returns empty gradients of the fields that are wanted, those of operands with the layout of these."""
+    return [
+        empty_laid_out(True, x, *x.shape) if name in OPERANDS and is_by_token(x) else x.new_empty(x.shape)
+        for name, x in wanted_gradients(lowered, learned)
+    ]
 
 
 def is_by_token(x: Tensor) -> bool:
@@ -110,10 +132,11 @@ def is_by_token(x: Tensor) -> bool:
     return x.stride(3) == 1 and x.stride(1) < x.stride(2)
 
 
-def empty_laid_out(by_token: bool, x: Tensor, *shape: int) -> Tensor:
+def empty_laid_out(by_token: bool, x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Returns an empty tensor [batch, heads, time, dim] of the type of x, with the heads of a token side by side or not."""
     batch, heads, time, dim = shape
-    return x.new_empty(batch, time, heads, dim).transpose(1, 2) if by_token else x.new_empty(shape)
+    kind = x.dtype if dtype is None else dtype
+    return x.new_empty((batch, time, heads, dim), dtype=kind).transpose(1, 2) if by_token else x.new_empty(shape, dtype=kind)
 
 
 def token_positions(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
@@ -164,8 +187,8 @@ def tables_of(lowered: Lowered) -> Terms:
         for name, first in zip(TABLES, lowered.firsts, strict=True)
         if (values := getattr(lowered, name)) is not None
     }
-    if lowered.slopes is not None:
-        bias = replace(tables["bias"], slopes=(lowered.slopes[0], lowered.slopes[1]))
+    if lowered.past_slope is not None and lowered.future_slope is not None:
+        bias = replace(tables["bias"], slopes=(lowered.past_slope, lowered.future_slope))
         tables["bias"] = bias.to(torch.promote_types(lowered.q.dtype, torch.float32))
     return Terms(**tables)
 
@@ -237,13 +260,13 @@ class Gradients:
             raw_q=self.raw_q[batch, :, time], raw_k=self.raw_k[batch, :, time],
         )  # fmt: skip
 
-    def flat(self, lowered: Lowered) -> list[Tensor]:
-        """Returns the gradients of the fields that the call has, in the order of DIFFERENTIABLE and in their types."""
+    def flat(self, lowered: Lowered, learned: bool) -> list[Tensor]:
+        """Returns the gradients that are wanted, in their order and in the types of what they belong to."""
         tables = self.tables.tables()
         found: dict[str, Tensor] = {
             "q": self.q, "k": self.k, "v": self.v, "raw_q": self.raw_q, "raw_k": self.raw_k,
             **{name: table.values for name, table in tables.items()},
         }  # fmt: skip
-        if lowered.slopes is not None and tables["bias"].slopes is not None:
-            found["slopes"] = torch.stack(tables["bias"].slopes)
-        return [found[name].to(x.dtype).contiguous() for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None]
+        if "bias" in tables and tables["bias"].slopes is not None:
+            found["past_slope"], found["future_slope"] = tables["bias"].slopes
+        return [found[name].to(x.dtype).contiguous() for name, x in wanted_gradients(lowered, learned)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lagwise.lags import LagTable
 from lagwise.ops.lowering import Lowered, Part, tables_of
-from lagwise.terms import Terms
+from lagwise.terms import TABLES, Terms
 
 
 class Piece(NamedTuple):
@@ -145,7 +145,8 @@ def near_band(tables: Terms) -> tuple[int, int] | None:
 def is_plain(lowered: Lowered) -> bool:
     """Says whether a call is what the vendor's kernel computes by itself, so that nothing is to be merged."""
     aligned = lowered.query_start == 0 and (not lowered.call.causal or lowered.q.shape[2] == lowered.k.shape[2])
-    return not tables_of(lowered).tables() and lowered.call.window is None and aligned
+    tables = any(getattr(lowered, name) is not None for name in TABLES)
+    return not tables and lowered.call.window is None and aligned
 
 
 def layout(part: Part) -> tuple[tuple[int, int], list[Side]]:

@@ -26,7 +26,9 @@ def compute(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tens
     return [out]
 
 
-def derivative(arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def derivative(
+    arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
     """Returns the gradient of x, the rotation back."""
     _, cos, sin, interleaved = arguments
     (dout,) = gradients

@@ -63,20 +63,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tu
             out, lse, *_ = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
         case _:
             out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
-    if out.grad_fn is not None:
-        out.grad_fn.register_hook(refuse_second_derivative)
+    out = refusing_second_derivative(out)
     return out if out.shape[3] == width else out[..., :width], lse.reshape(q.shape[:3])
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
     """Returns the output of plain attention, with torch's own derivative; a causal mask starts at the top left."""
-    if torch.compiler.is_compiling() or q.device.type == "meta":
-        # A compiler, and the meta device, know torch's function better than the kernels behind it.
+    # A compiler, and the meta device, know torch's function better than the kernels behind it. On a GPU a call of these from
+    # Python takes longer, but only they take care of few rows and of widths that differ.
+    known = torch.compiler.is_compiling() or q.device.type == "meta"
+    if known or (q.is_cuda and min(q.shape[2], k.shape[2]) >= CUDNN_LEAST and q.shape[3] == v.shape[3]):
         q, scale, _ = positively_scaled(q, scale)
         # Not as a comparison, which is no bool where sizes are symbolic.
         grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, **grouped)
+        return out if known else refusing_second_derivative(out)
     return attend(q, k, v, causal=causal, scale=scale)[0]
+
+
+def refusing_second_derivative(out: Tensor) -> Tensor:
+    """Returns a result of a vendor's kernel, of which gradients of gradients are refused in the library's words."""
+    if out.grad_fn is not None:
+        out.grad_fn.register_hook(refuse_second_derivative)
+    return out
 
 
 def refuse_second_derivative(gradients: Sequence[Tensor | None], _: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:

@@ -23,41 +23,42 @@ class View(NamedTuple):
 
 def view(x: Tensor) -> View:
     """Returns a tensor as kernels take it."""
-    return View(x, x.stride(0), x.stride(1), x.stride(2))
+    return View(x, *x.stride()[:3])
 
 
 class Tables(NamedTuple):
     """Tables, one row per head; any tensor stands for one that a call has not.
 
-    `gain` has scalars for all near lags, or of a gain per channel the end columns, [heads, 2, head_dim]; `channel_gain` is the
-    band of the latter, [heads, lags, head_dim].
+    `bias` and `gain` have scalars for all near lags, and some more, see `lagwise.ops.kernels.tables`. Of a gain per channel `ends`
+    are the end columns, [heads, 2, head_dim], and `channel_gain` is the band, [heads, lags, head_dim]. `value` is a band too.
     """
 
     bias: Any
-    slopes: Any
     gain: Any
+    ends: Any
     channel_gain: Any
     value: Any
 
 
 class Scores(NamedTuple):
-    """Scores of vector tables, [batch, heads, queries or keys, lags], and their ends, [..., 2]; likewise."""
+    """Scores of vector tables, see `lagwise.ops.kernels.scores`, and their ends, [..., 2, queries or keys]; likewise."""
 
-    band: Any
+    query: Any
     key: Any
+    value: Any
     query_ends: Any
     key_ends: Any
-    value: Any
     value_ends: Any
 
 
 class Seen(NamedTuple):
-    """Who may see whom, and where random numbers start; likewise."""
+    """Who may see whom, and where random numbers start; likewise.
+
+    `spans` are the first key and the end of those that a mask leaves in each row of the batch, or of each token's sequence.
+    """
 
     key_mask: Any
-    bounds: Any
-    sequence_start: Any
-    sequence_end: Any
+    spans: Any
     starts: Any
     seed: Any
 
@@ -74,51 +75,53 @@ class Sizes(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Lags: of near tiles, of all tables together, of the scores, and of the scores of values."""
+    """Lags: of near tiles, of all tables together, of the padded tables, of the scores, and how far apart rows of scores are."""
 
     near_first: Any
     near_last: Any
     low: Any
     high: Any
+    table_first: Any
+    table_lags: Any
     first: Any
     lags: Any
-    value_first: Any
-    value_lags: Any
+    stretch: Any
 
 
 class HeadPointers(NamedTuple):
     """Where a head has its tables, its scores and the mask of its keys."""
 
     bias: Any
-    slopes: Any
     gain: Any
+    ends: Any
     value: Any
-    band: Any
+    query: Any
     key: Any
+    value_scores: Any
     query_ends: Any
     key_ends: Any
-    value_scores: Any
     value_ends: Any
     key_mask: Any
 
 
 class QueryGradients(NamedTuple):
-    """What the pass over queries writes."""
+    """What the pass over queries writes: beside dq, see `lagwise.ops.kernels.backward`, sums for the tables."""
 
-    q: Any
-    key_scores: Any
+    q: View
     query_ends: Any
     value_masses: Any
-    scalar_ends: Any
+    patches: Any
+    bias: Any
+    gain: Any
+    ends: Any
     gain_ends: Any
 
 
 class KeyGradients(NamedTuple):
     """What the pass over keys writes."""
 
-    k: Any
-    v: Any
-    key_scores: Any
+    k: View
+    v: View
     key_ends: Any
 
 
@@ -146,9 +149,10 @@ class Flags:
     """What a kernel is compiled for.
 
     Widths of heads, and the powers of two that hold them; rows and keys of a tile; which tables there are (SCORES: those of the
-    queries or of a gain per channel); what hides pairs (MASK, with HIDE also from loads; PACKED; LIMITED to some lags; ragged
-    tiles unless WHOLE); whether tiles beyond the tables' columns come too (FAR), how many far fields others computed (SIDES), and
-    whether tensors lie token by token.
+    queries or of a gain per channel; SCORED: any scores); what hides pairs (MASK, with HIDE also from loads; PACKED; LIMITED to some lags; ragged
+    tiles unless WHOLE); whether tiles beyond the tables' columns come too (FAR), whether near tiles are found beyond those of the
+    scores (WIDER), how many far fields others computed (SIDES), whether tables of scalars get a gradient (LEARNED), and whether
+    the pass over queries computes delta (DELTA), with a gradient of the log-sum-exp (DLSE); OUT_BY_TOKEN is of kernels on rows.
     """
 
     head_dim: int
@@ -162,6 +166,8 @@ class Flags:
     GAIN: bool = False
     CHANNELS: bool = False
     SCORES: bool = False
+    SCORED: bool = False
+    TURNED: bool = False
     QUERY: bool = False
     KEY: bool = False
     VALUE: bool = False
@@ -172,14 +178,15 @@ class Flags:
     DROPOUT: bool = False
     FAR: bool = True
     LIMITED: bool = False
+    WIDER: bool = False
     WHOLE: bool = False
     NEAR_MASKED: bool = True
     FAR_MASKED: bool = True
     SIDES: int = 0
+    LEARNED: bool = False
+    DELTA: bool = False
     DLSE: bool = False
     OUT_BY_TOKEN: bool = False
-    DQ_BY_TOKEN: bool = False
-    DK_BY_TOKEN: bool = False
     RUNS: int = 0
     LENGTH: int = 0
     STEP: int = 0

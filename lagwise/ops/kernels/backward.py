@@ -1,55 +1,68 @@
-"""Gradients of queries, keys and values in two passes over the pairs, and those of the tables behind scores."""
+"""Gradients of queries, keys and values in two passes over the pairs, and those of the tables behind them.
+
+Gradients of scores are written over the scores, by the pass over queries, which is then the second one. Without scores it is the
+first, and computes delta for the other.
+"""
 
 # Triton's language is not typed as Python is.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lagwise.ops.grouped import per_query_head
-from lagwise.ops.kernels.arguments import Bands, KeyGradients, QueryGradients, Sizes, view
-from lagwise.ops.kernels.bias_gradient import diagonal_sums, scalar_gradients
-from lagwise.ops.kernels.channel_gain import channel_ends, channel_gradients
+from lagwise.ops.kernels.arguments import Bands, FarKeys, FarQueries, KeyGradients, QueryGradients, Scores, Sizes, view
+from lagwise.ops.kernels.bias_gradient import add_diagonals, clear_sums, row_sums, scalar_gradients
+from lagwise.ops.kernels.channel_gain import channel_gradients
+from lagwise.ops.kernels.inputs import Inputs
 from lagwise.ops.kernels.logits import (
     NUMBERS,
     content_product,
     end_queries,
     head_pointers,
-    key_range,
+    key_stretches,
+    load_row_ends,
     load_statistics,
-    near_stretch,
     query_start_of,
+    query_stretches,
     tile_gradient,
     tile_logits,
 )
-from lagwise.ops.kernels.plan import Plan, blocks
-from lagwise.ops.kernels.scores import add_ends, ends_of, per_pair, products, score, summed_products
+from lagwise.ops.kernels.plan import PATCH, blocks
+from lagwise.ops.kernels.results import delta_of
+from lagwise.ops.kernels.scores import add_row_gradients, empty_ends, table_gradient
 from lagwise.ops.kernels.tiles import (
+    EDGE,
     FUTURE,
-    NEAR,
+    INNER,
+    LATE_EDGE,
     PAST,
     after,
     before,
-    clear_scores,
     dropout_state,
     head_of,
-    head_rows,
+    is_near,
     load_gain,
     load_keys,
     load_rows,
     place_of,
     product,
-    put_lag_scores,
-    store_ends,
+    put_scores,
     store_rows,
+    tile_indices,
+    turned,
 )
-from lagwise.ops.lowering import empty_laid_out
-from lagwise.terms import Terms
+from lagwise.ops.lowering import empty_laid_out, is_by_token
+
+
+@triton.jit
+def by_key(x, TURNED: tl.constexpr):
+    """Returns a tile as [keys, queries]."""
+    return x if TURNED else tl.trans(x)
 
 
 @triton.jit
@@ -60,42 +73,57 @@ def load_far(x, batch, head, index, count, dim: tl.constexpr, WIDTH: tl.constexp
 
 @triton.jit(do_not_specialize=NUMBERS)
 def query_gradient_kernel(
-    q, k, v, dout, lse, delta, found, far, tables, scores, seen,
+    q, k, v, out, dout, dlse, lse, delta, found, far, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    band_first, band_lags, value_first, value_lags, past_count, future_count, scale, dropped, flags: tl.constexpr,
+    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, past_count, future_count,
+    PATCH: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
-    """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' ends.
+    """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' gradients.
 
     dq = scale sum_j gain(n) dlogit(i, j) k_j
 
     Gradients are written over the scores, those of queries and those of keys, and weights over the value scores, which nobody
-    needs any more.
+    needs any more. Dlogit of near tiles goes to a patch of PATCH keys at a time, whose diagonals are then summed.
 
     Where SIDES far fields were computed by others, their dq, of the gain of its end column times q, comes in too: the past's for
     the last `past_count` queries, the future's for the first `future_count`, in reverse order of time.
 
-    `found.scalar_ends`, [batch, heads, 3, queries, 2], gets the sums of dlogit, of dlogit times content and of dlogit times the
-    distance beyond the end, before `low` and after `high`.
+    `found.ends`, [batch, heads, blocks, 2, 3], gets the sums of dlogit, of dlogit times content and of dlogit times the distance
+    beyond the end in far tiles.
     """
     ROWS: tl.constexpr = flags.ROWS
+    KEYS: tl.constexpr = flags.KEYS
     WIDTH: tl.constexpr = flags.WIDTH
+    BIAS_LEARNED: tl.constexpr = flags.BIAS and flags.LEARNED
+    GAIN_LEARNED: tl.constexpr = flags.GAIN and flags.LEARNED
+    SUMMED: tl.constexpr = BIAS_LEARNED or GAIN_LEARNED
     sizes = Sizes(heads, group, queries, keys, first, last)
-    bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
+    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
     block, pair, batch, head = place_of(queries, heads, ROWS)
-    base = pair.to(tl.int64)
+    base, program = pair.to(tl.int64), tl.program_id(0).to(tl.int64)
     row_start = block * ROWS
-    row = row_start + tl.arange(0, ROWS)
+    index = tl.arange(0, ROWS)
+    row = row_start + index
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
-    DKeyScores = found.key_scores + base * keys * band_lags
-    begin, near, beyond, end = key_range(row_start, start, batch, seen, sizes, bands, flags)
+    limits = key_stretches(row_start, start, batch, seen, sizes, bands, flags)
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
 
     q_rows = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
     dout_rows = load_rows(head_of(dout, batch, head), row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE)
-    row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, PAST)
-    q_past, q_future, past_gain, future_gain = end_queries(q_rows, own.gain, flags)
+    Delta = delta + base * queries
+    if flags.DELTA:
+        out_rows = load_rows(head_of(out, batch, head), row, queries, out.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE)
+        row_delta = tl.sum(out_rows.to(tl.float32) * dout_rows.to(tl.float32), 1)
+        if flags.DLSE:
+            row_delta -= tl.load(dlse + base * queries + row, mask=row < queries, other=0.0)
+        tl.store(Delta + row, row_delta, mask=row < queries)
+        row_lse, _delta = load_statistics(lse + base * queries, lse + base * queries, row, queries)
+    else:
+        row_lse, row_delta = load_statistics(lse + base * queries, Delta, row, queries)
+    q_past, q_future, past_gain, future_gain = end_queries(q_rows, own.ends, flags)
+    ends = load_row_ends(own, row, sizes, flags.VALUE, flags)
     if flags.CHANNELS:
         dq_future = tl.zeros([ROWS, WIDTH], tl.float32)
     dq = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -104,78 +132,111 @@ def query_gradient_kernel(
     past_slope, future_slope = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     past_query, future_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
-    for SIDE in tl.static_range(3):
-        if flags.FAR or SIDE == NEAR:
-            lower = begin if SIDE == PAST else (near if SIDE == NEAR else beyond)
-            upper = near if SIDE == PAST else (beyond if SIDE == NEAR else end)
-            for key_start in range(lower, upper, flags.KEYS):
-                key = key_start + tl.arange(0, flags.KEYS)
-                lag = key[None, :] - row[:, None] - start
-                k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE, flags.HIDE)
-                v_rows = load_keys(
-                    V, own.key_mask, key, keys, v.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE, flags.HIDE
-                )
-                content = content_product(q_past, q_future, tl.trans(k_rows), lag, bands, SIDE, flags)
-                logits, gain = tile_logits(
-                    content, lag, row[:, None], key[None, :], own, seen, sizes, bands, scale,
-                    SIDE, flags.NEAR_MASKED if SIDE == NEAR else flags.FAR_MASKED, not flags.WHOLE, flags.SLOPES, flags,
-                )  # fmt: skip
-                weights, dlogits = tile_gradient(
-                    logits, row_lse, row_delta, product(dout_rows, tl.trans(v_rows)), lag, row[:, None], key[None, :],
-                    own, sizes, bands, state, dropped, SIDE, flags,
-                )  # fmt: skip
-                if flags.VALUE:
-                    if SIDE == PAST:
-                        past_mass += tl.sum(weights, 1)
-                    elif SIDE == FUTURE:
-                        future_mass += tl.sum(weights, 1)
+    Patch = found.patches + program * ((2 if BIAS_LEARNED and GAIN_LEARNED else 1) * ROWS * PATCH)
+    GainPatch = Patch + (ROWS * PATCH if BIAS_LEARNED else 0)
+    # Near tiles hold lags that far beyond the near ones.
+    sum_first, sum_lags = near_first - (ROWS + KEYS), near_last - near_first + 1 + 2 * (ROWS + KEYS)
+    BiasSums, GainSums = found.bias + program * sum_lags, found.gain + program * sum_lags
+    if BIAS_LEARNED:
+        clear_sums(BiasSums, sum_lags, PATCH)
+    if GAIN_LEARNED:
+        clear_sums(GainSums, sum_lags, PATCH)
+    for SIDE in tl.static_range(5):
+        if SIDE == INNER or (flags.FAR and (flags.SCORED or not is_near(SIDE))):
+            lower, upper = limits[SIDE], limits[SIDE + 1]
+            # Without a patch it is one stretch.
+            step = PATCH if SUMMED and is_near(SIDE) else tl.maximum(upper - lower, 1)
+            for patch_start in range(lower, upper, step):
+                patch_end = tl.minimum(patch_start + step, upper)
+                for key_start in range(patch_start, patch_end, KEYS):
+                    key = tile_indices(key_start, KEYS, flags.SCORED)
+                    lag = key[None, :] - row[:, None] - start
+                    k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE, flags.HIDE)
+                    v_rows = load_keys(
+                        V, own.key_mask, key, keys, v.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE, flags.HIDE
+                    )
+                    content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, False, flags)
+                    logits, gain = tile_logits(
+                        content, lag, row, key, start, own, ends, seen, sizes, bands, scale, SIDE, False, flags
+                    )
+                    weights, dlogits = tile_gradient(
+                        logits, row_lse, row_delta, product(dout_rows, tl.trans(v_rows)), lag, row, key, start,
+                        own, ends, sizes, bands, state, dropped, SIDE, False, flags,
+                    )  # fmt: skip
+                    if flags.VALUE:
+                        if SIDE == PAST:
+                            past_mass += tl.sum(weights, 1)
+                        elif SIDE == FUTURE:
+                            future_mass += tl.sum(weights, 1)
+                        else:
+                            if SIDE != INNER:
+                                past_mass += tl.sum(before(weights, lag, band_first), 1)
+                                future_mass += tl.sum(after(weights, lag, band_first + band_lags - 1), 1)
+                            put_scores(
+                                own.value_scores, weights, row, queries, key, band_first + start, band_lags, stretch,
+                                flags.WHOLE, flags.WIDER,
+                            )  # fmt: skip
+                    if flags.SCORES and is_near(SIDE):
+                        put_scores(
+                            own.query, dlogits, row, queries, key, band_first + start, band_lags, stretch,
+                            flags.WHOLE, flags.WIDER,
+                        )  # fmt: skip
+                    if flags.KEY and is_near(SIDE):
+                        put_scores(
+                            own.key, tl.trans(dlogits), key, keys, row, 1 - band_first - band_lags - start, band_lags, stretch,
+                            flags.WHOLE, flags.WIDER,
+                        )  # fmt: skip
+                    if flags.QUERY and flags.FAR:
+                        if SIDE == PAST:
+                            past_query += tl.sum(dlogits, 1)
+                        elif SIDE == FUTURE:
+                            future_query += tl.sum(dlogits, 1)
+                        elif SIDE != INNER:
+                            past_query += tl.sum(before(dlogits, lag, band_first), 1)
+                            future_query += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 1)
+                    if SUMMED and is_near(SIDE):
+                        place = index[:, None] * PATCH + (key_start - patch_start) // KEYS * KEYS + tl.arange(0, KEYS)[None, :]
+                        if BIAS_LEARNED:
+                            tl.store(Patch + place, dlogits.to(Patch.dtype.element_ty))
+                        if GAIN_LEARNED:
+                            tl.store(GainPatch + place, (dlogits * content * scale).to(Patch.dtype.element_ty))
+                    elif SUMMED:
+                        if SIDE == PAST:
+                            past_bias += tl.sum(dlogits, 1)
+                            if flags.SLOPES:
+                                past_slope += tl.sum(dlogits * (lag - low).to(tl.float32), 1)
+                            if GAIN_LEARNED:
+                                past_gains += tl.sum(dlogits * content, 1)
+                        else:
+                            future_bias += tl.sum(dlogits, 1)
+                            if flags.SLOPES:
+                                future_slope += tl.sum(dlogits * (lag - high).to(tl.float32), 1)
+                            if GAIN_LEARNED:
+                                future_gains += tl.sum(dlogits * content, 1)
+                    if flags.GAIN:
+                        dlogits = dlogits * gain
+                    if flags.CHANNELS:
+                        if SIDE < INNER or SIDE == LATE_EDGE:
+                            dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                            dq += product(dpast.to(k_rows.dtype), k_rows)
+                        if SIDE > INNER or SIDE == EDGE:
+                            dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                            dq_future += product(dfuture.to(k_rows.dtype), k_rows)
                     else:
-                        past_mass += tl.sum(before(weights, lag, value_first), 1)
-                        future_mass += tl.sum(after(weights, lag, value_first + value_lags - 1), 1)
-                        put_lag_scores(own.value_scores, row[:, None], queries, lag, value_first, value_lags, weights)
-                if flags.SCORES and SIDE == NEAR:
-                    put_lag_scores(own.band, row[:, None], queries, lag, band_first, band_lags, dlogits)
-                if flags.KEY and SIDE == NEAR:
-                    put_lag_scores(DKeyScores, key[None, :], keys, lag, band_first, band_lags, dlogits)
-                if flags.QUERY and flags.FAR:
-                    if SIDE == PAST:
-                        past_query += tl.sum(dlogits, 1)
-                    elif SIDE == FUTURE:
-                        future_query += tl.sum(dlogits, 1)
-                    else:
-                        past_query += tl.sum(before(dlogits, lag, band_first), 1)
-                        future_query += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 1)
-                if (flags.BIAS or flags.GAIN) and flags.FAR:
-                    if SIDE != FUTURE:
-                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, low)
-                        if flags.BIAS:
-                            past_bias += tl.sum(dpast, 1)
-                        if flags.SLOPES:
-                            past_slope += tl.sum(dpast * (lag - low).to(tl.float32), 1)
-                        if flags.GAIN:
-                            past_gains += tl.sum(dpast * content, 1)
-                    if SIDE != PAST:
-                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, high)
-                        if flags.BIAS:
-                            future_bias += tl.sum(dfuture, 1)
-                        if flags.SLOPES:
-                            future_slope += tl.sum(dfuture * (lag - high).to(tl.float32), 1)
-                        if flags.GAIN:
-                            future_gains += tl.sum(dfuture * content, 1)
-                if flags.GAIN:
-                    dlogits = dlogits * gain
-                if flags.CHANNELS:
-                    if SIDE != FUTURE:
-                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
-                        dq += product(dpast.to(k_rows.dtype), k_rows)
-                    if SIDE != PAST:
-                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
-                        dq_future += product(dfuture.to(k_rows.dtype), k_rows)
-                else:
-                    dq += product(dlogits.to(k_rows.dtype), k_rows)
+                        dq += product(dlogits.to(k_rows.dtype), k_rows)
+                if SUMMED and is_near(SIDE):
+                    filled = (patch_end - patch_start + KEYS - 1) // KEYS * KEYS
+                    corner = patch_start - row_start - start - sum_first
+                    # All threads have written before any of them reads what others wrote, and the other way round.
+                    tl.debug_barrier()
+                    if BIAS_LEARNED:
+                        add_diagonals(Patch, BiasSums, corner, filled, sum_lags, ROWS, PATCH)
+                    if GAIN_LEARNED:
+                        add_diagonals(GainPatch, GainSums, corner, filled, sum_lags, ROWS, PATCH)
+                    tl.debug_barrier()
     if flags.CHANNELS:
         channel = tl.arange(0, WIDTH)
-        entry = found.gain_ends + (base * tl.cdiv(queries, ROWS) + block) * 2 * WIDTH
+        entry = found.gain_ends + program * 2 * WIDTH
         tl.store(entry + channel, tl.sum(dq * q_rows.to(tl.float32), 0) * scale)
         tl.store(entry + WIDTH + channel, tl.sum(dq_future * q_rows.to(tl.float32), 0) * scale)
         dq = dq * past_gain + dq_future * future_gain
@@ -187,40 +248,36 @@ def query_gradient_kernel(
     if flags.SIDES > 1:
         share = load_far(far.future, batch, head, future_count - 1 - row, future_count, flags.head_dim, WIDTH)
         dq += share * load_gain(gains + far.gains_last, flags.head_dim, WIDTH, flags.GAIN, flags.CHANNELS)
-    home, apart = head_rows(found.q, pair, heads, queries, flags.head_dim, flags.DQ_BY_TOKEN)
-    store_rows(home, row, queries, apart, dq, flags.head_dim, WIDTH)
-    if flags.SCORES:
-        clear_scores(own.band, row, queries, 1, start + band_first, near, beyond, band_lags, band_lags, 0.0, flags.KEYS)
-    if flags.VALUE:
-        clear_scores(
-            own.value_scores, row, queries, 1, start + value_first, near, beyond, value_lags, value_lags, 0.0, flags.KEYS
-        )
+    store_rows(head_of(found.q, batch, head), row, queries, found.q.time, dq, flags.head_dim, WIDTH)
     if flags.VALUE and flags.FAR:
-        store_ends(found.value_masses + base * 2 * queries, row, queries, past_mass, future_mass)
+        tl.store(found.value_masses + base * 2 * queries + row, past_mass, mask=row < queries)
+        tl.store(found.value_masses + base * 2 * queries + queries + row, future_mass, mask=row < queries)
     if flags.QUERY and flags.FAR:
-        store_ends(found.query_ends + base * 2 * queries, row, queries, past_query, future_query)
-    DScalarEnds = found.scalar_ends + base * 6 * queries
-    if flags.BIAS and flags.FAR:
-        store_ends(DScalarEnds, row, queries, past_bias, future_bias)
-    if flags.GAIN and flags.FAR:
-        store_ends(DScalarEnds + 2 * queries, row, queries, past_gains * scale, future_gains * scale)
-    if flags.SLOPES:
-        store_ends(DScalarEnds + 4 * queries, row, queries, past_slope, future_slope)
+        tl.store(found.query_ends + base * 2 * queries + row, past_query, mask=row < queries)
+        tl.store(found.query_ends + base * 2 * queries + queries + row, future_query, mask=row < queries)
+    if SUMMED and flags.FAR:
+        Ends = found.ends + program * 6
+        tl.store(Ends, tl.sum(past_bias, 0))
+        tl.store(Ends + 1, tl.sum(past_gains, 0) * scale)
+        tl.store(Ends + 2, tl.sum(past_slope, 0))
+        tl.store(Ends + 3, tl.sum(future_bias, 0))
+        tl.store(Ends + 4, tl.sum(future_gains, 0) * scale)
+        tl.store(Ends + 5, tl.sum(future_slope, 0))
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def key_gradient_kernel(
     q, k, v, dout, lse, delta, found, far, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    band_first, band_lags, value_first, value_lags, past_count, future_count, scale, dropped, flags: tl.constexpr,
+    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, past_count, future_count, flags: tl.constexpr,
 ):  # fmt: skip
-    """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends; those of scores are zero
-    where a key has no query, and the queries' kernel knows the others.
+    """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends.
 
     dk_j = scale sum_i gain(n) dlogit(i, j) q_i,   dv_j = sum_i p(i, j) dout_i
 
     Seen from a key, queries of the far future come first: their keys' lags are the largest. Key heads that several query heads
-    share get their sum on the host: a loop over them here would spill registers.
+    share get their sum on the host: a loop over them here would spill registers. Tiles are turned, [keys, queries], so that
+    weights are the left factors of products, which need not leave the registers.
 
     Where SIDES far fields were computed by others, their dk and dv come in too, once per key head: the past's for the first
     `past_count` keys, the future's for the last `future_count`, in reverse order of time.
@@ -229,8 +286,10 @@ def key_gradient_kernel(
     KEYS: tl.constexpr = flags.KEYS
     WIDTH: tl.constexpr = flags.WIDTH
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
+    TURNED: tl.constexpr = flags.TURNED
+    AXIS: tl.constexpr = 1 if flags.TURNED else 0
     sizes = Sizes(heads, group, queries, keys, first, last)
-    bands = Bands(near_first, near_last, low, high, band_first, band_lags, value_first, value_lags)
+    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
     block, pair, batch, head = place_of(keys, heads, KEYS)
     base = pair.to(tl.int64)
     key_start = block * KEYS
@@ -238,16 +297,7 @@ def key_gradient_kernel(
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     Q, Dout = head_of(q, batch, head), head_of(dout, batch, head)
-    begin = tl.maximum(key_start - start - last, 0)
-    end = tl.minimum(key_start + KEYS - start - first, queries)
-    if flags.PACKED:
-        begin = tl.maximum(begin, tl.load(seen.sequence_start + key_start))
-        end = tl.minimum(end, tl.load(seen.sequence_end + tl.minimum(key_start + KEYS, keys) - 1))
-    begin = begin // ROWS * ROWS
-    near, beyond = near_stretch(
-        begin, end, key_start - ROWS - start - near_last, key_start + KEYS - start - near_first,
-        flags.FAR, ROWS,
-    )  # fmt: skip
+    limits = query_stretches(key_start, start, seen, sizes, bands, flags)
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
 
     k_rows = load_rows(head_of(k, batch, head // group), key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE)
@@ -257,54 +307,48 @@ def key_gradient_kernel(
     )  # fmt: skip
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
-    # Sums over queries go across warps; as a product with ones they cost less.
-    ones = tl.full([ROWS, 16], 1.0, Q.dtype.element_ty)
-    past_key, future_key = tl.zeros([KEYS, 16], tl.float32), tl.zeros([KEYS, 16], tl.float32)
-    for SIDE in tl.static_range(2, -1, -1):
-        if flags.FAR or SIDE == NEAR:
-            lower = begin if SIDE == FUTURE else (near if SIDE == NEAR else beyond)
-            upper = near if SIDE == FUTURE else (beyond if SIDE == NEAR else end)
-            for row_start in range(lower, upper, ROWS):
-                row = row_start + tl.arange(0, ROWS)
-                lag = key[None, :] - row[:, None] - start
+    past_key, future_key = tl.zeros([KEYS], tl.float32), tl.zeros([KEYS], tl.float32)
+    for SIDE in tl.static_range(4, -1, -1):
+        if SIDE == INNER or (flags.FAR and (flags.SCORED or not is_near(SIDE))):
+            for row_start in range(limits[4 - SIDE], limits[5 - SIDE], ROWS):
+                row = tile_indices(row_start, ROWS, flags.SCORED)
+                lag = turned(key, not TURNED) - turned(row, TURNED) - start
                 q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
                 dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE)
-                row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, SIDE)
-                q_past, q_future, _past, _future = end_queries(q_rows, own.gain, flags)
-                content = content_product(q_past, q_future, tl.trans(k_rows), lag, bands, SIDE, flags)
+                row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries)
+                q_past, q_future, _past, _future = end_queries(q_rows, own.ends, flags)
+                ends = load_row_ends(own, row, sizes, flags.VALUE, flags)
+                content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, TURNED, flags)
                 logits, gain = tile_logits(
-                    content, lag, row[:, None], key[None, :], own, seen, sizes, bands, scale,
-                    SIDE, flags.NEAR_MASKED if SIDE == NEAR else flags.FAR_MASKED, not flags.WHOLE, flags.SLOPES, flags,
-                )  # fmt: skip
+                    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, SIDE, TURNED, flags
+                )
+                dweights = product(v_rows, tl.trans(dout_rows)) if TURNED else product(dout_rows, tl.trans(v_rows))
                 weights, dlogits = tile_gradient(
-                    logits, row_lse, row_delta, product(dout_rows, tl.trans(v_rows)), lag, row[:, None], key[None, :],
-                    own, sizes, bands, state, dropped, SIDE, flags,
+                    logits, row_lse, row_delta, dweights, lag, row, key, start,
+                    own, ends, sizes, bands, state, dropped, SIDE, TURNED, flags,
                 )  # fmt: skip
-                dv += product(tl.trans(weights.to(dout_rows.dtype)), dout_rows)
-                if flags.KEY and flags.FAR:
+                dv += product(by_key(weights.to(dout_rows.dtype), TURNED), dout_rows)
+                if flags.KEY and flags.FAR and SIDE != INNER:
                     if SIDE != FUTURE:
-                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
-                        past_key += product(tl.trans(dpast.to(q_rows.dtype)), ones)
+                        past_key += tl.sum(dlogits if SIDE == PAST else before(dlogits, lag, band_first), AXIS)
                     if SIDE != PAST:
-                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
-                        future_key += product(tl.trans(dfuture.to(q_rows.dtype)), ones)
+                        future_key += tl.sum(
+                            dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1), AXIS
+                        )
                 if flags.GAIN:
                     dlogits = dlogits * gain
                 if flags.CHANNELS:
-                    if SIDE != FUTURE:
+                    if SIDE < INNER or SIDE == LATE_EDGE:
                         dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
-                        dk += product(tl.trans(dpast.to(q_rows.dtype)), q_past)
-                    if SIDE != PAST:
+                        dk += product(by_key(dpast.to(q_rows.dtype), TURNED), q_past)
+                    if SIDE > INNER or SIDE == EDGE:
                         dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
-                        dk += product(tl.trans(dfuture.to(q_rows.dtype)), q_future)
+                        dk += product(by_key(dfuture.to(q_rows.dtype), TURNED), q_future)
                 else:
-                    dk += product(tl.trans(dlogits.to(q_rows.dtype)), q_rows)
-    if flags.KEY:
-        DKeyScores = found.key_scores + base * keys * band_lags
-        clear_scores(DKeyScores, key, keys, -1, start + band_first, 0, queries, last - band_first + 1, band_lags, 0.0, ROWS)
+                    dk += product(by_key(dlogits.to(q_rows.dtype), TURNED), q_rows)
     if flags.KEY and flags.FAR:
-        past, future = tl.sum(past_key, 1) / 16.0, tl.sum(future_key, 1) / 16.0
-        store_ends(found.key_ends + base * 2 * keys, key, keys, past, future)
+        tl.store(found.key_ends + base * 2 * keys + key, past_key, mask=key < keys)
+        tl.store(found.key_ends + base * 2 * keys + keys + key, future_key, mask=key < keys)
     dk = dk * scale
     if flags.SIDES > 0:
         owner, once = head // group, head % group == 0
@@ -315,110 +359,155 @@ def key_gradient_kernel(
         at = tl.where(once, keys - 1 - key, -1)
         dk += load_far(far.future_k, batch, owner, at, future_count, flags.head_dim, WIDTH)
         dv += load_far(far.future_v, batch, owner, at, future_count, flags.value_dim, VALUE_WIDTH)
-    home, apart = head_rows(found.k, pair, heads, keys, flags.head_dim, flags.DK_BY_TOKEN)
-    store_rows(home, key, keys, apart, dk, flags.head_dim, WIDTH)
-    home, apart = head_rows(found.v, pair, heads, keys, flags.value_dim, flags.DK_BY_TOKEN)
-    store_rows(home, key, keys, apart, dv, flags.value_dim, VALUE_WIDTH)
+    store_rows(head_of(found.k, batch, head), key, keys, found.k.time, dk, flags.head_dim, WIDTH)
+    store_rows(head_of(found.v, batch, head), key, keys, found.v.time, dv, flags.value_dim, VALUE_WIDTH)
 
 
-class FarEnds(NamedTuple):
-    """What the far fields of `split` add to the ends of tables, per row: [batch, heads, queries, 2]."""
+class Far(NamedTuple):
+    """What `split` knows of the far fields: their gradients, what they add to the ends of tables, and delta of all rows.
 
+    Ends are [batch, heads, past or future, queries].
+    """
+
+    queries: FarQueries
+    keys: FarKeys
+    sides: int
+    query_counts: tuple[int, int]
+    key_counts: tuple[int, int]
+    delta: Tensor
     changes: Tensor  # sums of dlogit
     masses: Tensor  # sums of weights
 
 
+class Incoming(NamedTuple):
+    """What a gradient starts from: the results of the call and their gradients."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+
+
 def differentiate(
-    plan: Plan, dout: Tensor, lse: Tensor, delta: Tensor, far: FarEnds | None = None
-) -> tuple[dict[str, Tensor], Terms]:
+    inputs: Inputs, given: Incoming, *, learned: bool, far: Far | None = None, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     """Returns the gradients of q, k, v and of the raw q and k by name, those of k and v per query head, and those of the tables.
 
     The ends come from the kernels, or from the far fields where the plan has only the band.
+
+    Args:
+        inputs: The call.
+        given: Its results and their gradients.
+        learned: Whether tables get gradients.
+        far: What is known of far fields.
+        dtype: The type of all gradients; that of what they belong to unless given.
     """
-    plan.hide_keys()
-    score(plan)
-    zeros: dict[str, Any] = {name: table.zeros(torch.float32) for name, table in plan.tables.tables().items()}
-    tables = Terms(**zeros)
-    given: dict[str, Any] = {"dout": view(dout), "lse": lse, "delta": delta}
-    if plan.tables.value is not None:
-        value_scores = products(dout, plan.table_values.value, plan.room)
-        plan.scores = plan.scores._replace(value=value_scores, value_ends=ends_of(value_scores))
-    sums = diagonal_sums(plan, given)
-    dkey_scores = plan.scores.key
-    # Gradients stand where the scores were, unless there are columns or pairs that no program looks at.
-    if plan.tables.key is not None and (plan.band_first < plan.first or plan.flags["MASK"] or plan.flags["PACKED"]):
-        dkey_scores = torch.zeros_like(dkey_scores)
-    found, key_ends = _key_gradients(plan, given, dkey_scores)
-    found["q"], rows = _query_gradients(plan, given, dkey_scores)
-    if plan.tables.value is not None and tables.value is not None:
-        weights = add_ends(plan.scores.value, rows.value_masses if far is None else far.masses)
-        plan.tables.value.fold(summed_products(weights, dout, tables.value.heads), plan.value_first, tables.value)
+    plan, lowered = inputs.plan, inputs.lowered
+    inputs.hide_keys()
+    passes = Passes(inputs, given, learned, far, dtype)
     if plan.scored:
-        _score_gradients(plan, dkey_scores, key_ends, rows.query_ends if far is None else far.changes, found, tables)
-    if plan.channels:
-        channel_ends(plan, rows.gain_ends, tables)
-    scalar_gradients(plan, sums, rows.scalar_ends if far is None else far.changes[:, :, None], tables)
-    return found, tables
-
-
-def _add(found: dict[str, Tensor], name: str, raw: Tensor | None, dscores: Tensor, table: Tensor, scale: float) -> None:
-    """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
-    if raw is not None:
-        found[f"raw_{name}"] = scale * (dscores @ table)
-    elif len(table) == 1:
-        found[name].flatten(0, 2).addmm_(dscores.flatten(0, 2), table[0], alpha=scale)
+        passes.over_keys()
+        passes.over_queries()
     else:
-        found[name].flatten(0, 1).baddbmm_(dscores.flatten(0, 1), per_pair(table, dscores), alpha=scale)
-
-
-def _key_gradients(plan: Plan, given: dict[str, Any], dkey_scores: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Returns dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
-    shape, by_token = (plan.batch, plan.heads, plan.keys), plan.flags["DK_BY_TOKEN"]
-    dk, dv = (empty_laid_out(by_token, x, *shape, x.shape[3]) for x in (plan.k, plan.v))
-    ends = None
-    if plan.tables.key is not None and plan.only is None:
-        ends = torch.empty(*shape, 2, dtype=torch.float32, device=dk.device)
-    found = KeyGradients(dk, dv, dkey_scores, dk if ends is None else ends)
-    plan.launch(key_gradient_kernel, "key", found=found, far=plan.far_keys, **plan.far_key_counts, **given)
-    return {"k": dk, "v": dv}, ends
-
-
-def _query_gradients(plan: Plan, given: dict[str, Any], dkey_scores: Tensor) -> tuple[Tensor, QueryGradients]:
-    """Returns dq and what the same kernel finds for the ends of the tables; scores turn into their gradients."""
-    lse = given["lse"]
-    dq = empty_laid_out(plan.flags["DQ_BY_TOKEN"], plan.q, *plan.q.shape)
-
-    def ends(*shape: int) -> Tensor:
-        # Those of a band are none.
-        if plan.only is not None:
-            return dq
-        return torch.empty(*lse.shape[:2], *shape, lse.shape[2], 2, dtype=torch.float32, device=lse.device)
-
-    gain_ends = dq
+        passes.over_queries()
+        passes.over_keys()
+    found = passes.found
+    for name in plan.vectors:
+        dscores = getattr(passes.scores, name)
+        ends = passes.ends_of(name)
+        x = given.dout if name == "value" else inputs.raw_k if name == "key" else inputs.raw_q
+        table = getattr(lowered, name)
+        if learned:
+            kind = dtype or table.dtype
+            found[name] = table_gradient(plan, name, dscores, ends, x, table, inputs.seen, kind)
+        if name != "value":
+            passes.add_to_rows(name, dscores, ends, table)
     if plan.channels:
-        count = blocks(plan.queries, plan.tile("query")[0])
-        gain_ends = torch.empty(*lse.shape[:2], count, 2, plan.flags["WIDTH"], device=lse.device)
-    found = QueryGradients(dq, dkey_scores, ends(), ends(), ends(3), gain_ends)
-    plan.launch(query_gradient_kernel, "query", found=found, far=plan.far_queries, **plan.far_query_counts, **given)
-    return dq, found
+        assert lowered.gain is not None
+        kind = dtype or lowered.gain.dtype
+        channel_gradients(inputs, passes.scores, passes.gain_ends, found, learned=learned, dtype=kind)
+    if passes.sums is not None:
+        found |= scalar_gradients(plan, lowered, passes.sums, None if far is None else far.changes, dtype)
+    return found
 
 
-def _score_gradients(
-    plan: Plan, dkey_scores: Tensor, key_ends: Tensor | None, query_ends: Tensor, found: dict[str, Tensor], tables: Terms
-) -> None:
-    """Adds the gradients of the tables behind the scores, and their shares of dq and dk."""
-    scale = plan.call.scale
-    if plan.tables.key is not None and tables.key is not None:
-        if key_ends is not None:
-            add_ends(dkey_scores, key_ends)
-        gradient = scale * summed_products(dkey_scores, per_query_head(plan.raw_k, plan.heads), tables.key.heads)
-        plan.tables.key.fold(gradient, plan.band_first, tables.key)
-        _add(found, "k", plan.lowered.raw_k, dkey_scores, plan.table("key"), scale)
-    dscores = plan.scores.band
-    if plan.channels:
-        channel_gradients(plan, found, tables)
-    if plan.tables.query is not None and tables.query is not None:
-        add_ends(dscores, query_ends)
-        gradient = scale * summed_products(dscores, plan.raw_q, tables.query.heads)
-        plan.tables.query.fold(gradient, plan.band_first, tables.query)
-        _add(found, "q", plan.lowered.raw_q, dscores, plan.table("query"), scale)
+class Passes:
+    """The two passes over the pairs, and what they find."""
+
+    def __init__(self, inputs: Inputs, given: Incoming, learned: bool, far: Far | None, dtype: torch.dtype | None):
+        plan, none = inputs.plan, inputs.q
+        self.inputs, self.plan, self.given, self.far, self.dtype = inputs, plan, given, far, dtype
+        self.scores = inputs.scores(plan.stretch, given.dout) if plan.scored else Scores(none, none, none, none, none, none)
+        self.learned = learned and bool(plan.scalars)
+        self.sums = row_sums(plan) if self.learned else None
+        self.own_delta = far is None and not plan.scored
+        if far is not None:
+            self.delta = far.delta
+        elif plan.scored:
+            self.delta = delta_of(given.dout, given.out, given.dlse)
+        else:
+            self.delta = torch.empty_like(given.lse)
+        # The gradient that comes in may lie anywhere.
+        self.site = (given.dout.stride(), given.dout.data_ptr() % 16, learned, given.dlse is not None, dtype)
+        self.found: dict[str, Tensor] = {}
+        whole = plan.only is None
+        self.query_ends = empty_ends(plan, plan.queries) if whole and "query" in plan.tables else none
+        self.masses = empty_ends(plan, plan.queries) if whole and "value" in plan.tables else none
+        self.key_ends = empty_ends(plan, plan.keys) if whole and "key" in plan.tables else none
+        self.gain_ends = none
+
+    def empty_like(self, x: Tensor, heads: int) -> Tensor:
+        """Returns an empty gradient of q, k or v, which lies as they do, with some number of heads."""
+        return empty_laid_out(is_by_token(x) and x.shape[1] == heads, x, x.shape[0], heads, *x.shape[2:], dtype=self.dtype)
+
+    def over_queries(self) -> None:
+        """Computes dq, and what the same kernel finds for the tables; scores turn into their gradients."""
+        plan, inputs, given, far, none = self.plan, self.inputs, self.given, self.far, self.inputs.q
+        self.found["q"] = dq = self.empty_like(inputs.lowered.q, plan.heads)
+        if plan.channels:
+            count = blocks(plan.queries, plan.tiles["query"][0])
+            shape = (plan.batch, plan.heads, count, 2, plan.flags["WIDTH"])
+            self.gain_ends = torch.empty(shape, dtype=torch.float32, device=none.device)
+        sums, ends, patches = (none, none, none) if self.sums is None else self.sums
+        gain_sums = sums[-1] if self.sums is not None else none
+        bias_sums = sums[0] if self.sums is not None else none
+        found = QueryGradients(
+            view(dq), self.query_ends, self.masses, patches, bias_sums, gain_sums, ends, self.gain_ends
+        )
+        more = {"LEARNED": self.learned, "DELTA": self.own_delta, "DLSE": given.dlse is not None, "SIDES": far.sides if far else 0}
+        values = (
+            view(inputs.q), view(inputs.k), view(inputs.v), view(given.out), view(given.dout),
+            given.lse if given.dlse is None else given.dlse, given.lse, self.delta, found, far.queries if far else None,
+            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            *(far.query_counts if far else (0, 0)), PATCH, plan.flags_at("query", **more),
+        )  # fmt: skip
+        plan.launch_tiles("query", ("query", self.site), query_gradient_kernel, values)
+
+    def over_keys(self) -> None:
+        """Computes dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
+        plan, inputs, given, far = self.plan, self.inputs, self.given, self.far
+        dk, dv = (self.empty_like(x, plan.heads) for x in (inputs.lowered.k, inputs.lowered.v))
+        values = (
+            view(inputs.q), view(inputs.k), view(inputs.v), view(given.dout), given.lse, self.delta,
+            KeyGradients(view(dk), view(dv), self.key_ends), far.keys if far else None,
+            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            *(far.key_counts if far else (0, 0)), plan.flags_at("key", SIDES=far.sides if far else 0),
+        )  # fmt: skip
+        plan.launch_tiles("key", ("key", self.site), key_gradient_kernel, values)
+        self.found |= {"k": dk, "v": dv}
+
+    def ends_of(self, name: str) -> Tensor | None:
+        """Returns the gradients of the ends of scores; those of keys' scores in far fields are gradients of their queries."""
+        if self.far is not None:
+            return {"query": self.far.changes, "value": self.far.masses, "key": None}[name]
+        return {"query": self.query_ends, "value": self.masses, "key": self.key_ends}[name]
+
+    def add_to_rows(self, name: str, dscores: Tensor, ends: Tensor | None, table: Tensor) -> None:
+        """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
+        letter = "k" if name == "key" else "q"
+        raw = getattr(self.inputs.lowered, f"raw_{letter}")
+        if raw is None:
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, self.found[letter], added=True)
+        else:
+            self.found[f"raw_{letter}"] = made = self.empty_like(raw, self.plan.heads)
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, made, added=False)

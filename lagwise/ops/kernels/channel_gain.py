@@ -14,25 +14,31 @@ run are loaded and turned to float32 once, for LENGTH * STEP uses in registers.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from lagwise.ops.kernels.bias_gradient import DIAGONAL_PROGRAMS
-from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.logits import query_start_of
+from lagwise.lags import LagTable
+from lagwise.ops.kernels.arguments import Scores, Seen, Tables, view
+from lagwise.ops.kernels.logits import query_start_of, slab_of
 from lagwise.ops.kernels.plan import Plan, blocks
-from lagwise.ops.kernels.tiles import DIRECT, head_of, load_rows, place_of, store_rows
-from lagwise.terms import Terms
+from lagwise.ops.kernels.tiles import DIRECT, head_of, home_of, load_rows, place_of, store_rows
+
+if TYPE_CHECKING:
+    from lagwise.ops.kernels.inputs import Inputs
 
 # Of the kernels for a gain per channel: the rows of a run, and those where the gradient of the gain is computed, the lags of a
 # step, which divides every band, the lags of a program that scores, and the channels of all runs that a warp holds. The
 # interpreter takes time by the operation.
 LENGTH, GAIN_LENGTH, STEP = (4, 8, 8) if DIRECT.value else (2, 2, 4)
 LAGS, WARP_CHANNELS = 64, 256
+# Programs that sum the gradient of the gain, enough to fill a GPU.
+GAIN_PROGRAMS = 2048
 
-NUMBERS = ["heads", "group", "queries", "keys", "query_start", "band_first", "band_lags", "chunks", "scale"]
+NUMBERS = ["heads", "group", "queries", "keys", "query_start", "first", "last", "band_first", "band_lags", "stretch", "chunks", "scale"]
 
 
 @triton.jit
@@ -72,18 +78,33 @@ def lag_gain(pointer, dim: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_words(pointers, there, COUNT: tl.constexpr):
-    """Loads COUNT numbers from each pointer on, as that many tensors [pointers, 1] in float32, several to an access."""
-    kind: tl.constexpr = pointers.dtype.element_ty
-    BITS: tl.constexpr = kind.primitive_bitwidth
-    PER_WORD: tl.constexpr = 64 // BITS
-    words = pointers.to(tl.pointer_type(tl.int64))
+def score_rows(scores, pair, queries, start, band_first, stretch, row):
+    """Returns where rows of scores have their first column."""
+    offset = band_first + start
+    home = scores.query + pair.to(tl.int64) * slab_of(queries, stretch) + offset + home_of(offset)
+    return home + row.to(tl.int64) * stretch
+
+
+@triton.jit
+def load_gradients(
+    pointers, row, met, seen, batch, queries, keys, start, first, last, COUNT: tl.constexpr, flags: tl.constexpr
+):  # fmt: skip
+    """Loads the gradients of COUNT columns of some rows, as that many tensors [rows, 1] in float32; `met` is the first one's key.
+
+    Pairs that nobody looked at hold whatever was there before.
+    """
+    there = (row >= 0) & (row < queries)
+    begin, end = tl.maximum(row + start + first, 0), tl.minimum(row + start + last + 1, keys)
+    if flags.MASK:
+        begin = tl.maximum(begin, tl.load(seen.spans + 2 * batch))
+        end = tl.minimum(end, tl.load(seen.spans + 2 * batch + 1))
+    if flags.PACKED:
+        begin = tl.maximum(begin, tl.load(seen.spans + row, mask=there, other=0))
+        end = tl.minimum(end, tl.load(seen.spans + keys + row, mask=there, other=0))
     numbers = ()
-    for word in tl.static_range(COUNT // PER_WORD):
-        found = tl.load(words + word, mask=there, other=0)
-        for place in tl.static_range(PER_WORD):
-            bits = (found >> place * BITS).to(tl.int16 if BITS == 16 else tl.int32)
-            numbers += (bits.to(kind, bitcast=True).to(tl.float32)[:, None],)
+    for place in tl.static_range(COUNT):
+        looked_at = there & (met + place >= begin) & (met + place < end)
+        numbers += (tl.load(pointers + place, mask=looked_at, other=0.0).to(tl.float32)[:, None],)
     return numbers
 
 
@@ -98,7 +119,7 @@ def stacked(columns):
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_scores_kernel(
-    q, k, tables, scores, seen, heads, group, queries, keys, query_start, band_first, band_lags, flags: tl.constexpr
+    q, k, tables, scores, seen, heads, group, queries, keys, query_start, band_first, band_lags, stretch, flags: tl.constexpr
 ):  # fmt: skip
     """Writes the content product of LAGS lags to the scores of a block of queries, or adds it to those of a query table."""
     WIDTH: tl.constexpr = flags.WIDTH
@@ -114,7 +135,7 @@ def channel_scores_kernel(
     Q = head_of(q, batch, head)
     K = head_of(k, batch, head // group)
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
-    entry = scores.band + pair.to(tl.int64) * queries * band_lags + row.to(tl.int64)[:, None] * band_lags
+    entry = score_rows(scores, pair, queries, start, band_first, stretch, row)[:, None]
     q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
     for lag in range(lag_block * flags.LAGS, min(lag_block * flags.LAGS + flags.LAGS, band_lags), STEP):
         met = run + start + band_first + lag
@@ -130,12 +151,13 @@ def channel_scores_kernel(
         entries = entry + lag + tl.arange(0, STEP)[None, :]
         if flags.QUERY:
             found += tl.load(entries, mask=(row < queries)[:, None], other=0.0).to(tl.float32)
-        tl.store(entries, found.to(scores.band.dtype.element_ty), mask=(row < queries)[:, None])
+        tl.store(entries, found.to(scores.query.dtype.element_ty), mask=(row < queries)[:, None])
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_query_gradient_kernel(
-    k, tables, scores, seen, dq, heads, group, queries, keys, query_start, band_first, band_lags, scale, flags: tl.constexpr
+    k, tables, scores, seen, dq, heads, group, queries, keys, query_start, first, last, band_first, band_lags, stretch, scale,
+    flags: tl.constexpr,
 ):  # fmt: skip
     """Adds the band's share to dq of a block of queries."""
     WIDTH: tl.constexpr = flags.WIDTH
@@ -146,7 +168,7 @@ def channel_query_gradient_kernel(
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     K = head_of(k, batch, head // group)
-    dscores = scores.band + pair.to(tl.int64) * queries * band_lags + run.to(tl.int64) * band_lags
+    dscores = score_rows(scores, pair, queries, start, band_first, stretch, run)
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
     changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
     for lag in range(0, band_lags, STEP):
@@ -154,22 +176,24 @@ def channel_query_gradient_kernel(
         k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         dscore = ()
         for place in tl.static_range(LENGTH):
-            dscore += (load_words(dscores + place * band_lags + lag, run + place < queries, STEP),)
+            pointers = dscores + place * stretch + lag
+            dscore += (load_gradients(pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags),)
         for step in tl.static_range(STEP):
             gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
                 changed += (changes[place] + dscore[place][step] * gain * k_runs[place + step],)
             changes = changed
-    Dq = dq + pair.to(tl.int64) * queries * flags.head_dim
+    Dq = head_of(dq, batch, head)
     for place in tl.static_range(LENGTH):
-        before = load_rows(Dq, run + place, queries, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
-        store_rows(Dq, run + place, queries, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
+        before = load_rows(Dq, run + place, queries, dq.time, flags.head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dq, run + place, queries, dq.time, changes[place] * scale + before, flags.head_dim, WIDTH)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_key_gradient_kernel(
-    q, tables, scores, seen, dk, heads, queries, keys, query_start, band_first, band_lags, scale, flags: tl.constexpr
+    q, tables, scores, seen, dk, heads, group, queries, keys, query_start, first, last, band_first, band_lags, stretch, scale,
+    flags: tl.constexpr,
 ):  # fmt: skip
     """Adds the band's share to dk of a block of keys, from one query head."""
     WIDTH: tl.constexpr = flags.WIDTH
@@ -180,33 +204,33 @@ def channel_key_gradient_kernel(
     run = block * RUNS * LENGTH + tl.arange(0, RUNS) * LENGTH
     start = query_start_of(seen, batch, query_start, flags)
     Q = head_of(q, batch, head)
-    dscores = scores.band + pair.to(tl.int64) * queries * band_lags
     ChannelGain = tables.channel_gain + head * band_lags * flags.head_dim
     changes = (tl.zeros([RUNS, WIDTH], tl.float32),) * LENGTH
     for lag in range(0, band_lags, STEP):
         # The query of a run's first key at the last lag: that of key `place` at lag `step` is `place + STEP - 1 - step` later.
-        first = run - start - band_first - lag - (STEP - 1)
-        q_runs = load_runs(Q, first, queries, q.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
-        pointers = dscores + first.to(tl.int64) * band_lags + lag
+        query = run - start - band_first - lag - (STEP - 1)
+        q_runs = load_runs(Q, query, queries, q.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
+        pointers = score_rows(scores, pair, queries, start, band_first, stretch, query) + lag
         dscore = ()
         for place in tl.static_range(LENGTH + STEP - 1):
-            dscore += (load_words(pointers, (first + place >= 0) & (first + place < queries), STEP),)
-            pointers += band_lags
+            met = query + place + start + band_first + lag
+            dscore += (load_gradients(pointers, query + place, met, seen, batch, queries, keys, start, first, last, STEP, flags),)
+            pointers += stretch
         for step in tl.static_range(STEP):
             gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
             for place in tl.static_range(LENGTH):
                 changed += (changes[place] + dscore[place + STEP - 1 - step][step] * gain * q_runs[place + STEP - 1 - step],)
             changes = changed
-    Dk = dk + pair.to(tl.int64) * keys * flags.head_dim
+    Dk = head_of(dk, batch, head)
     for place in tl.static_range(LENGTH):
-        before = load_rows(Dk, run + place, keys, flags.head_dim, flags.head_dim, WIDTH, False).to(tl.float32)
-        store_rows(Dk, run + place, keys, flags.head_dim, changes[place] * scale + before, flags.head_dim, WIDTH)
+        before = load_rows(Dk, run + place, keys, dk.time, flags.head_dim, WIDTH, False).to(tl.float32)
+        store_rows(Dk, run + place, keys, dk.time, changes[place] * scale + before, flags.head_dim, WIDTH)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_gain_gradient_kernel(
-    q, k, scores, seen, dgain, heads, group, queries, keys, query_start, band_first, band_lags, chunks, scale,
+    q, k, scores, seen, dgain, heads, group, queries, keys, query_start, first, last, band_first, band_lags, stretch, chunks, scale,
     flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the share of dgain that a chunk of the queries gives to STEP lags, [chunks, lags, head_dim] per pair."""
@@ -220,17 +244,16 @@ def channel_gain_gradient_kernel(
     start = query_start_of(seen, batch, query_start, flags)
     Q = head_of(q, batch, head)
     K = head_of(k, batch, head // group)
-    dscores = scores.band + pair.to(tl.int64) * queries * band_lags + lag
     sums = (tl.zeros([RUNS, WIDTH], tl.float32),) * STEP
     for block in range(chunk * RUNS * LENGTH, queries, chunks * RUNS * LENGTH):
         run = block + tl.arange(0, RUNS) * LENGTH
         q_runs = load_runs(Q, run, queries, q.time, flags.head_dim, WIDTH, LENGTH)
         met = run + start + band_first + lag
         k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
-        pointers = dscores + run.to(tl.int64) * band_lags
+        pointers = score_rows(scores, pair, queries, start, band_first, stretch, run) + lag
         for place in tl.static_range(LENGTH):
-            dscore = load_words(pointers, run + place < queries, STEP)
-            pointers += band_lags
+            dscore = load_gradients(pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags)
+            pointers += stretch
             changed = ()
             for step in tl.static_range(STEP):
                 changed += (sums[step] + dscore[step] * q_runs[place] * k_runs[place + step],)
@@ -241,11 +264,15 @@ def channel_gain_gradient_kernel(
         tl.store(share + step * flags.head_dim + channel, tl.sum(sums[step], 0) * scale, mask=channel < flags.head_dim)
 
 
-def channel_scores(plan: Plan) -> None:
+def channel_scores(plan: Plan, q: Tensor, k: Tensor, tables: Tables, scores: Scores, seen: Seen, stretch: int) -> None:
     """Adds the content product of a plan's band to its scores, or writes it where there are none."""
     sizes, rows, warps = runs(plan, loads_gain=True)
-    grid = (blocks(plan.queries, rows), blocks(plan.numbers["band_lags"], LAGS), plan.batch * plan.heads)
-    run(channel_scores_kernel, grid, plan.arguments(**sizes), warps, stages=1)
+    grid = (blocks(plan.queries, rows), blocks(plan.band_lags, LAGS), plan.pairs)
+    values = (
+        view(q), view(k), tables, scores, seen, *plan.numbers[:5], plan.band_first, plan.band_lags, stretch,
+        plan.flags_at("channels", **sizes),
+    )  # fmt: skip
+    plan.launch(("channel scores", stretch), channel_scores_kernel, grid, values, warps)
 
 
 def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
@@ -258,25 +285,39 @@ def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
     return {"RUNS": count, "LENGTH": length, "STEP": STEP, "LAGS": LAGS}, count * length, warps
 
 
-def channel_gradients(plan: Plan, found: dict[str, Tensor], tables: Terms) -> None:
-    """Adds the shares of a gain per channel to dq and dk, and its gradient in the band, from gradients in place of the scores."""
-    assert plan.tables.gain is not None and tables.gain is not None
+def channel_gradients(inputs: "Inputs", scores: Scores, ends: Tensor, found: dict[str, Tensor], *, learned: bool, dtype: torch.dtype) -> None:
+    """Adds the shares of a gain per channel to dq and dk, and finds its gradient: in the band from gradients in place of the
+    scores, beyond it from the ends that the pass over queries summed."""
+    plan, lowered = inputs.plan, inputs.lowered
+    assert lowered.gain is not None
     sizes, rows, warps = runs(plan, loads_gain=True)
-    pairs, lags = plan.batch * plan.heads, plan.numbers["band_lags"]
-    arguments = plan.arguments(**sizes, dq=found["q"], dk=found["k"])
-    run(channel_query_gradient_kernel, (blocks(plan.queries, rows), pairs), arguments, warps, stages=1)
-    run(channel_key_gradient_kernel, (blocks(plan.keys, rows), pairs), arguments, warps, stages=1)
+    flags = plan.flags_at("channels", **sizes)
+    numbers = (*plan.numbers[:7], plan.band_first, plan.band_lags, plan.stretch, plan.kind.scale)
+    given = (inputs.tables, scores, inputs.seen)
+    dq, dk = found["q"], found["k"]
+    grid = (blocks(plan.queries, rows), plan.pairs)
+    values = (view(inputs.k), *given, view(dq), *numbers, flags)
+    plan.launch("channel queries", channel_query_gradient_kernel, grid, values, warps)
+    grid = (blocks(plan.keys, rows), plan.pairs)
+    values = (view(inputs.q), *given, view(dk), *numbers, flags)
+    plan.launch("channel keys", channel_key_gradient_kernel, grid, values, warps)
+    if not learned:
+        return
     sizes, rows, warps = runs(plan, loads_gain=False)
-    chunks = min(blocks(DIAGONAL_PROGRAMS, lags // STEP * pairs), blocks(plan.queries, rows))
-    shares = torch.empty(plan.batch, plan.heads, chunks, lags, plan.q.shape[3], dtype=torch.float32, device=plan.q.device)
-    arguments = plan.arguments(**sizes, dgain=shares, chunks=chunks)
-    run(channel_gain_gradient_kernel, (lags // STEP, chunks, pairs), arguments, warps, stages=1)
-    plan.tables.gain.fold(shares.sum((0, 2)), plan.band_first, tables.gain)
-
-
-def channel_ends(plan: Plan, ends: Tensor, tables: Terms) -> None:
-    """Adds the gradient of a gain per channel beyond the band."""
-    if plan.only is None and tables.gain is not None:
-        past, future = ends[..., : plan.q.shape[3]].sum((0, 2)).unbind(1)
-        for column, gradient in ((0, past), (-1, future)):
-            tables.gain.values[:, column] += gradient.sum(0, keepdim=True) if tables.gain.heads == 1 else gradient
+    lag_blocks = plan.band_lags // STEP
+    chunks = min(blocks(GAIN_PROGRAMS, lag_blocks * plan.pairs), blocks(plan.queries, rows))
+    shape = (plan.batch, plan.heads, chunks, plan.band_lags, plan.head_dim)
+    shares = torch.empty(shape, dtype=torch.float32, device=dq.device)
+    values = (
+        view(inputs.q), view(inputs.k), scores, inputs.seen, shares, *numbers[:-1], chunks, plan.kind.scale,
+        plan.flags_at("channels", **sizes),
+    )  # fmt: skip
+    plan.launch("channel gain", channel_gain_gradient_kernel, (lag_blocks, chunks, plan.pairs), values, warps)
+    table = LagTable(lowered.gain, plan.firsts["gain"])
+    gradient = table.zeros(torch.float32)
+    table.fold(shares.sum((0, 2)), plan.band_first, gradient)
+    if plan.only is None:
+        past, future = ends[..., : plan.head_dim].sum((0, 2)).unbind(1)
+        for column, change in ((0, past), (-1, future)):
+            gradient.values[:, column] += change.sum(0, keepdim=True) if table.heads == 1 else change
+    found["gain"] = gradient.values.to(dtype)

@@ -1,8 +1,13 @@
-"""The logits of a tile, their gradient, and which tiles a block of queries has: what all passes over pairs share."""
+"""The logits of a tile, their gradient, and which tiles a block of queries has: what all passes over pairs share.
+
+A tile is [queries, keys], or TURNED [keys, queries]: `row` and `key` are the indices along its axes, `lag` is the tile of lags.
+"""
 
 # Triton's language is not typed as Python is.
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -10,30 +15,36 @@ import triton.language as tl
 from lagwise.ops.kernels.arguments import HeadPointers
 from lagwise.ops.kernels.tiles import (
     FUTURE,
+    INNER,
     LOG2E,
-    NEAR,
     PAST,
+    add_scores,
     after,
     at_lags,
     before,
+    is_near,
     kept,
-    lag_scores,
-    load_ends,
-    load_numbers,
+    load_end,
     product,
+    turned,
     visible,
     with_ends,
 )
 
-# Entries that a padded table has beyond the near lags: tiles that touch them and have at most so many queries and keys together
-# stay inside.
-PADDING = tl.constexpr(256)
-
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
     "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "low", "high",
-    "band_first", "band_lags", "value_first", "value_lags", "past_count", "future_count", "scale", "dropped",
+    "table_first", "table_lags", "band_first", "band_lags", "stretch", "logit_stretch", "scale", "dropped", "past_count", "future_count",
 ]  # fmt: skip
+
+
+class RowEnds(NamedTuple):
+    """What lags before the columns and after them see of the queries' scores, and of those of values; of some rows."""
+
+    past: Any
+    future: Any
+    past_value: Any
+    future_value: Any
 
 
 @triton.jit
@@ -43,86 +54,130 @@ def query_start_of(seen, batch, query_start, flags: tl.constexpr):
 
 
 @triton.jit
+def slab_of(rows, stretch):
+    """Returns how many numbers the scores of a head take."""
+    return (rows.to(tl.int64) * stretch + 15) // 8 * 8
+
+
+@triton.jit
 def head_pointers(tables, scores, seen, pair, sizes, bands, flags: tl.constexpr):
     """Returns where a head has its tables, scores and mask."""
     batch, head, base = pair // sizes.heads, pair % sizes.heads, pair.to(tl.int64)
-    lags = bands.near_last - bands.near_first + 1 + 2 * PADDING
+    row = head.to(tl.int64) * (bands.table_lags + 2)
     return HeadPointers(
-        bias=tables.bias + head * lags,
-        slopes=tables.slopes + head,
-        gain=tables.gain + head * (2 * flags.head_dim if flags.CHANNELS else lags),
-        value=tables.value + head * bands.value_lags * flags.value_dim,
-        band=scores.band + base * sizes.queries * bands.lags,
-        key=scores.key + base * sizes.keys * bands.lags,
+        bias=tables.bias + row,
+        gain=tables.gain + row,
+        ends=tables.ends + head * 2 * flags.head_dim,
+        value=tables.value + head.to(tl.int64) * bands.lags * flags.value_dim,
+        query=scores.query + base * slab_of(sizes.queries, bands.stretch),
+        key=scores.key + base * slab_of(sizes.keys, bands.stretch),
+        value_scores=scores.value + base * slab_of(sizes.queries, bands.stretch),
         query_ends=scores.query_ends + base * 2 * sizes.queries,
         key_ends=scores.key_ends + base * 2 * sizes.keys,
-        value_scores=scores.value + base * sizes.queries * bands.value_lags,
         value_ends=scores.value_ends + base * 2 * sizes.queries,
         key_mask=seen.key_mask + batch.to(tl.int64) * sizes.keys,
     )
 
 
 @triton.jit
+def load_row_ends(own, row, sizes, VALUE: tl.constexpr, flags: tl.constexpr):
+    """Loads the ends of rows; zero where there are none."""
+    past, future, past_value, future_value = 0.0, 0.0, 0.0, 0.0
+    if flags.QUERY and flags.FAR:
+        past, future = load_end(own.query_ends, row, sizes.queries, 0), load_end(own.query_ends, row, sizes.queries, 1)
+    if VALUE and flags.FAR:
+        past_value = load_end(own.value_ends, row, sizes.queries, 0)
+        future_value = load_end(own.value_ends, row, sizes.queries, 1)
+    return RowEnds(past, future, past_value, future_value)
+
+
+@triton.jit
+def tile_scores(row, key, lag, start, own, ends, sizes, bands, SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr):
+    """Returns the scores of a tile: those of its queries and those of its keys."""
+    if is_near(SIDE):
+        x = tl.zeros(lag.shape, tl.float32)
+        if flags.SCORES:
+            x = add_scores(
+                x, own.query, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch, TURNED, flags.WIDER
+            )
+        if flags.KEY:
+            x = add_scores(
+                x, own.key, key, sizes.keys, row, 1 - bands.first - bands.lags - start, bands.lags, bands.stretch,
+                not TURNED, flags.WIDER,
+            )  # fmt: skip
+        if flags.FAR and SIDE != INNER:
+            past, future = tl.zeros(lag.shape, tl.float32), tl.zeros(lag.shape, tl.float32)
+            if flags.QUERY:
+                past, future = past + turned(ends.past, TURNED), future + turned(ends.future, TURNED)
+            if flags.KEY:
+                past += turned(load_end(own.key_ends, key, sizes.keys, 0), not TURNED)
+                future += turned(load_end(own.key_ends, key, sizes.keys, 1), not TURNED)
+            x = with_ends(x, past, future, lag, bands.first, bands.lags)
+        return x
+    else:
+        x = 0.0
+        if flags.QUERY:
+            x += turned(ends.past if SIDE == PAST else ends.future, TURNED)
+        if flags.KEY:
+            x += turned(load_end(own.key_ends, key, sizes.keys, 0 if SIDE == PAST else 1), not TURNED)
+        return x
+
+
+@triton.jit
 def tile_logits(
-    content, lag, row, key, own, seen, sizes, bands, scale,
-    SIDE: tl.constexpr, MASKED: tl.constexpr, RAGGED: tl.constexpr, SLOPES: tl.constexpr, flags: tl.constexpr,
+    content, lag, row, key, start, own, ends, seen, sizes, bands, scale,
+    SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain.
 
     Without FAR a tile has no lags that may be seen beyond the columns of the tables.
     """
     end = bands.near_first if SIDE == PAST else bands.near_last
-    padded_first = bands.near_first - PADDING
     x = content
     gain = 1.0
     if flags.GAIN:
-        gain = at_lags(own.gain, lag, padded_first) if SIDE == NEAR else tl.load(own.gain + (end - padded_first))
+        gain = at_lags(own.gain, lag, bands.table_first) if is_near(SIDE) else tl.load(own.gain + (end - bands.table_first))
         x = x * gain
-    if flags.SCORES and SIDE == NEAR:
-        scores = lag_scores(own.band, row, sizes.queries, lag, bands.first, bands.lags)
-        if flags.FAR:
-            past, future = load_ends(own.query_ends, row, sizes.queries, flags.QUERY)
-            scores = with_ends(scores, past, future, lag, bands.first, bands.lags)
-        x += scores
-    elif flags.QUERY:
-        past, future = load_ends(own.query_ends, row, sizes.queries, flags.QUERY)
-        x += past if SIDE == PAST else future
-    if flags.KEY:
-        past, future = load_ends(own.key_ends, key, sizes.keys, flags.FAR)
-        if SIDE == NEAR:
-            scores = lag_scores(own.key, key, sizes.keys, lag, bands.first, bands.lags)
-            x += with_ends(scores, past, future, lag, bands.first, bands.lags) if flags.FAR else scores
-        else:
-            x += past if SIDE == PAST else future
+    if flags.SCORES or flags.KEY:
+        x += tile_scores(row, key, lag, start, own, ends, sizes, bands, SIDE, TURNED, flags)
     x = x * scale
     if flags.BIAS:
-        x += at_lags(own.bias, lag, padded_first) if SIDE == NEAR else tl.load(own.bias + (end - padded_first))
-    if SLOPES and SIDE != NEAR:
-        slope = tl.load(own.slopes + (0 if SIDE == PAST else sizes.heads))
+        x += at_lags(own.bias, lag, bands.table_first) if is_near(SIDE) else tl.load(own.bias + (end - bands.table_first))
+    if flags.SLOPES and not is_near(SIDE):
+        slope = tl.load(own.bias + bands.table_lags + (0 if SIDE == PAST else 1))
         x += slope * (lag - end).to(tl.float32)
+    MASKED: tl.constexpr = flags.NEAR_MASKED if is_near(SIDE) else flags.FAR_MASKED
     if MASKED:
-        x = tl.where(visible(lag, row, key, own.key_mask, seen, sizes, RAGGED, flags), x, -float("inf"))
+        shown = visible(lag, row, key, own.key_mask, seen, sizes, not flags.WHOLE, TURNED, flags)
+        x = tl.where(shown, x, -float("inf"))
     return x, gain
 
 
 @triton.jit
 def tile_gradient(
-    logits, lse, delta, dweights, lag, row, key, own, sizes, bands, state, dropped, SIDE: tl.constexpr, flags: tl.constexpr
+    logits, lse, delta, dweights, lag, row, key, start, own, ends, sizes, bands, state, dropped,
+    SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Returns the weights after dropout and the gradient of the logits, from dout . v.
 
     p = exp(logit - lse),      dlogit = p * (dout_i . (v_j + value(n)) - delta_i)
     """
-    weights = tl.exp2((logits - lse) * LOG2E)
+    weights = tl.exp2((logits - turned(lse, TURNED)) * LOG2E)
     if flags.VALUE:
-        past, future = load_ends(own.value_ends, row, sizes.queries, flags.VALUE)
-        if SIDE == NEAR:
-            scores = lag_scores(own.value_scores, row, sizes.queries, lag, bands.value_first, bands.value_lags)
-            dweights += with_ends(scores, past, future, lag, bands.value_first, bands.value_lags)
+        if is_near(SIDE):
+            x = add_scores(
+                tl.zeros(lag.shape, tl.float32), own.value_scores, row, sizes.queries, key, bands.first + start, bands.lags,
+                bands.stretch, TURNED, flags.WIDER,
+            )  # fmt: skip
+            if flags.FAR and SIDE != INNER:
+                past, future = turned(ends.past_value, TURNED), turned(ends.future_value, TURNED)
+                x = with_ends(x, past, future, lag, bands.first, bands.lags)
+            dweights += x
         else:
-            dweights += past if SIDE == PAST else future
+            dweights += turned(ends.past_value if SIDE == PAST else ends.future_value, TURNED)
+    delta = turned(delta, TURNED)
     if flags.DROPOUT:
-        keep = kept(state, row, key, dropped)
+        keep = kept(state, turned(row, TURNED), turned(key, not TURNED), dropped)
         larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
         dlogits = weights * (tl.where(keep, dweights * larger, 0.0) - delta)
         weights = tl.where(keep, weights * larger, 0.0)
@@ -132,69 +187,88 @@ def tile_gradient(
 
 
 @triton.jit
-def load_statistics(Lse, Delta, row, queries, SIDE: tl.constexpr):
+def load_statistics(Lse, Delta, row, queries):
     """Loads log-sum-exp and delta; rows that see nothing, or are none, get weights exp(logit - inf) = 0."""
-    if SIDE == NEAR:
-        lse, delta = load_numbers(Lse, row, queries), load_numbers(Delta, row, queries)
-        lse = tl.where(row < queries, lse, float("inf"))
-    else:
-        lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
-        delta = tl.load(Delta + row, mask=row < queries, other=0.0)
-    return tl.where(lse == -float("inf"), float("inf"), lse)[:, None], delta[:, None]
+    lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
+    delta = tl.load(Delta + row, mask=row < queries, other=0.0)
+    return tl.where(lse == -float("inf"), float("inf"), lse), delta
 
 
 @triton.jit
-def end_queries(q, Gain, flags: tl.constexpr):
+def end_queries(q, Ends, flags: tl.constexpr):
     """Returns q times the gain of the end columns, [2, head_dim], rounded once, and these gains; without CHANNELS q and ones."""
     if flags.CHANNELS:
         channel = tl.arange(0, flags.WIDTH)
-        past = tl.load(Gain + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
-        future = tl.load(Gain + flags.head_dim + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
+        past = tl.load(Ends + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
+        future = tl.load(Ends + flags.head_dim + channel, mask=channel < flags.head_dim, other=0.0)[None, :]
         return (q.to(tl.float32) * past).to(q.dtype), (q.to(tl.float32) * future).to(q.dtype), past, future
     else:
         return q, q, 1.0, 1.0
 
 
 @triton.jit
-def content_product(q_past, q_future, k, lag, bands, SIDE: tl.constexpr, flags: tl.constexpr):
-    """Returns the content product of a tile that scores do not hold, from keys as columns."""
+def content_product(q_past, q_future, k, lag, bands, SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr):
+    """Returns the content product of a tile that scores do not hold."""
     if not flags.CHANNELS or SIDE == PAST:
-        return product(q_past, k)
+        return product(k, tl.trans(q_past)) if TURNED else product(q_past, tl.trans(k))
     elif SIDE == FUTURE:
-        return product(q_future, k)
+        return product(k, tl.trans(q_future)) if TURNED else product(q_future, tl.trans(k))
+    elif SIDE == INNER:
+        return tl.zeros(lag.shape, tl.float32)
     else:
-        beyond = after(product(q_future, k), lag, bands.first + bands.lags - 1)
-        return before(product(q_past, k), lag, bands.first) + beyond
+        past = product(k, tl.trans(q_past)) if TURNED else product(q_past, tl.trans(k))
+        future = product(k, tl.trans(q_future)) if TURNED else product(q_future, tl.trans(k))
+        return before(past, lag, bands.first) + after(future, lag, bands.first + bands.lags - 1)
 
 
 @triton.jit
-def near_stretch(begin, end, past_until, future_from, FAR: tl.constexpr, STEP: tl.constexpr):
-    """Returns where the near tiles begin and end among tiles that start at `begin`.
+def stretches(begin, end, origin, near_from, near_until, inner_from, inner_until, flags: tl.constexpr, STEP: tl.constexpr):
+    """Returns where stretches of tiles that start at `begin` begin, in the order of their numbers, and the end.
 
-    Those that start at `past_until` or before lie in the far past, those from `future_from` on in the far future. Without FAR all
-    tiles are near.
+    Tiles that start after `near_from` and before `near_until`, counted from `origin`, are near, and those from `inner_from` to
+    `inner_until` among them lie within the band. Without FAR, and without scores, all near tiles are taken for such.
     """
-    if FAR:
-        near = begin + tl.maximum(past_until - begin + STEP, 0) // STEP * STEP
-        beyond = begin + (tl.maximum(future_from - begin, 0) + STEP - 1) // STEP * STEP
-        return tl.minimum(near, end), tl.minimum(tl.maximum(beyond, near), end)
+    if flags.FAR:
+        near = begin + tl.maximum(origin + near_from - begin + STEP, 0) // STEP * STEP
+        beyond = begin + (tl.maximum(origin + near_until - begin, 0) + STEP - 1) // STEP * STEP
+        near, beyond = tl.minimum(near, end), tl.minimum(tl.maximum(beyond, near), end)
+        inner, outer = near, beyond
+        if flags.SCORES or flags.KEY or flags.VALUE:
+            inner = near + (tl.maximum(origin + inner_from - near, 0) + STEP - 1) // STEP * STEP
+            outer = near + tl.maximum(origin + inner_until - near + STEP, 0) // STEP * STEP
+            inner = tl.minimum(inner, beyond)
+            outer = tl.minimum(tl.maximum(outer, inner), beyond)
+        return begin, near, inner, outer, beyond, end
     else:
-        return begin, end
+        return begin, begin, begin, end, end, end
 
 
 @triton.jit
-def key_range(row_start, start, batch, seen, sizes, bands, flags: tl.constexpr):
-    """Returns the keys that a block of queries can see, begin and end, and where the near tiles among them begin and end."""
+def key_stretches(row_start, start, batch, seen, sizes, bands, flags: tl.constexpr):
+    """Returns the stretches of keys that a block of queries can see."""
     position = row_start + start
     begin, end = tl.maximum(position + sizes.first, 0), tl.minimum(position + flags.ROWS + sizes.last, sizes.keys)
     if flags.MASK:
-        begin = tl.maximum(begin, tl.load(seen.bounds + 2 * batch))
-        end = tl.minimum(end, tl.load(seen.bounds + 2 * batch + 1))
+        begin = tl.maximum(begin, tl.load(seen.spans + 2 * batch))
+        end = tl.minimum(end, tl.load(seen.spans + 2 * batch + 1))
     if flags.PACKED:
-        begin = tl.maximum(begin, tl.load(seen.sequence_start + row_start))
-        end = tl.minimum(end, tl.load(seen.sequence_end + tl.minimum(row_start + flags.ROWS, sizes.queries) - 1))
-    begin = begin // flags.KEYS * flags.KEYS
-    near, beyond = near_stretch(
-        begin, end, bands.near_first + position - flags.KEYS, bands.near_last + position + flags.ROWS, flags.FAR, flags.KEYS
-    )
-    return begin, near, beyond, end
+        begin = tl.maximum(begin, tl.load(seen.spans + row_start))
+        end = tl.minimum(end, tl.load(seen.spans + sizes.keys + tl.minimum(row_start + flags.ROWS, sizes.queries) - 1))
+    return stretches(
+        begin // flags.KEYS * flags.KEYS, end, position, bands.near_first - flags.KEYS, bands.near_last + flags.ROWS,
+        bands.first + flags.ROWS - 1, bands.first + bands.lags - flags.KEYS, flags, flags.KEYS,
+    )  # fmt: skip
+
+
+@triton.jit
+def query_stretches(key_start, start, seen, sizes, bands, flags: tl.constexpr):
+    """Returns the stretches of queries that can see a block of keys: those of the future first."""
+    begin = tl.maximum(key_start - start - sizes.last, 0)
+    end = tl.minimum(key_start + flags.KEYS - start - sizes.first, sizes.queries)
+    if flags.PACKED:
+        begin = tl.maximum(begin, tl.load(seen.spans + key_start))
+        end = tl.minimum(end, tl.load(seen.spans + sizes.keys + tl.minimum(key_start + flags.KEYS, sizes.keys) - 1))
+    return stretches(
+        begin // flags.ROWS * flags.ROWS, end, key_start - start, -bands.near_last - flags.ROWS, flags.KEYS - bands.near_first,
+        flags.KEYS - bands.first - bands.lags, 1 - bands.first - flags.ROWS, flags, flags.ROWS,
+    )  # fmt: skip

@@ -6,23 +6,22 @@ from torch import Tensor
 from lagwise.ops.grouped import per_key_head
 from lagwise.ops.kernels.arguments import flags, view
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.plan import ROWS, blocks, width
+from lagwise.ops.kernels.plan import ROWS, blocks, table_window, width
 from lagwise.ops.kernels.rows import delta_kernel
-from lagwise.ops.lowering import DIFFERENTIABLE, Lowered, empty_laid_out, is_by_token
-from lagwise.terms import Terms
+from lagwise.ops.lowering import Lowered, empty_laid_out, is_by_token, wanted_gradients
+from lagwise.terms import TABLES
 
 
-def gradients(lowered: Lowered, found: dict[str, Tensor], tables: Terms) -> list[Tensor]:
-    """Returns gradients in the order of DIFFERENTIABLE and in the types of what they belong to; key heads get their sums."""
+def gradients(lowered: Lowered, found: dict[str, Tensor], learned: bool) -> list[Tensor]:
+    """Returns the gradients that are wanted, in their order and in the types of what they belong to; key heads get their sums."""
     found |= {name: per_key_head(found[name], lowered.k.shape[1]) for name in ("k", "v", "raw_k") if name in found}
-    found |= {name: table.values for name, table in tables.tables().items()}
-    if tables.bias is not None and tables.bias.slopes is not None:
-        found["slopes"] = torch.stack(tables.bias.slopes)
-    present = ((x, found[name].to(x.dtype)) for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None)
-    return [
-        gradient.transpose(1, 2).contiguous().transpose(1, 2) if like_tokens(x) else gradient.contiguous()
-        for x, gradient in present
-    ]
+    placed = []
+    for name, x in wanted_gradients(lowered, learned):
+        gradient = found[name] if found[name].dtype == x.dtype else found[name].to(x.dtype)
+        if like_tokens(x) and not like_tokens(gradient):
+            gradient = gradient.transpose(1, 2).contiguous().transpose(1, 2)
+        placed.append(gradient)
+    return placed
 
 
 def like_tokens(x: Tensor) -> bool:
@@ -30,11 +29,11 @@ def like_tokens(x: Tensor) -> bool:
     return x.ndim == 4 and is_by_token(x)
 
 
-def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
+def delta_of(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     """Returns `dout . out - dlse` per row: what each row's logits lose to the normalisation."""
     found = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
     arguments = {
-        "out": out, "dout": view(dout), "dlse": out if dlse is None else dlse.contiguous(), "delta": found,
+        "out": out, "dout": view(dout), "dlse": out if dlse is None else dlse, "delta": found,
         "heads": out.shape[1], "queries": out.shape[2],
         "flags": flags(
             head_dim=0, value_dim=out.shape[3], WIDTH=0, VALUE_WIDTH=width(out.shape[3]), ROWS=ROWS,
@@ -45,15 +44,25 @@ def delta(dout: Tensor, out: Tensor, dlse: Tensor | None) -> Tensor:
     return found
 
 
+def prepared_outputs(lowered: Lowered) -> list[Tensor]:
+    """Returns empty tensors like those that are prepared of a call's tables and masks."""
+    found, call, q = [], lowered.call, lowered.q
+    tables = zip(TABLES, lowered.firsts, strict=True)
+    columns = [(first, values.shape[1]) for name, first in tables if (values := getattr(lowered, name)) is not None]
+    scalars = int(lowered.bias is not None) + int(lowered.gain is not None and lowered.gain.shape[2] == 1)
+    if scalars:
+        _, lags = table_window(columns, call.causal)
+        found.append(q.new_empty((scalars, q.shape[1], lags + 2), dtype=torch.float32))
+    if call.key_mask is not None:
+        found.append(q.new_empty((q.shape[0], 2), dtype=torch.int32))
+    elif call.cu_seqlens is not None:
+        found.append(q.new_empty((2, lowered.k.shape[2]), dtype=torch.int32))
+    return found
+
+
 def outputs(lowered: Lowered) -> list[Tensor]:
-    """Returns empty tensors like those of `forward`."""
+    """Returns an empty output and log-sum-exp."""
     return [
         empty_laid_out(is_by_token(lowered.q), lowered.q, *lowered.q.shape[:3], lowered.v.shape[3]),
         lowered.q.new_empty(lowered.q.shape[:3], dtype=torch.float32),
     ]
-
-
-def backward_outputs(lowered: Lowered) -> list[Tensor]:
-    """Returns empty tensors like those of `backward`."""
-    present = (x for name in DIFFERENTIABLE if (x := getattr(lowered, name)) is not None)
-    return [empty_laid_out(True, x, *x.shape) if like_tokens(x) else x.new_empty(x.shape) for x in present]

@@ -168,7 +168,7 @@ def far_ends_kernel(
     out, lse, dout, dlse, far, found, raw_q, tails, heads, queries, past_rows, future_rows,
     bias_head, bias_last, query_head, query_last, value_head, value_last, scale, flags: tl.constexpr,
 ):  # fmt: skip
-    """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, queries, 2].
+    """Computes delta of each row, and each far field's mass and sum of dlogit in it, both [batch, heads, 2, queries].
 
     delta = dout . out - dlse,      mass = exp(lse_far - lse),      change = mass * (dout . out_far - delta)
 
@@ -204,8 +204,8 @@ def far_ends_kernel(
             change = mass * (tl.sum(dout_rows * far_out, 1) - delta)
             plain = found.past_lse if SIDE == 0 else found.future_lse
             tl.store(plain + pair.to(tl.int64) * rows + at, row_lse - shift, mask=there & (at >= 0) & (at < rows))
-        tl.store(found.masses + 2 * (base + row) + SIDE, mass, mask=there)
-        tl.store(found.changes + 2 * (base + row) + SIDE, change, mask=there)
+        tl.store(found.masses + 2 * base + SIDE * queries + row, mass, mask=there)
+        tl.store(found.changes + 2 * base + SIDE * queries + row, change, mask=there)
 
 
 @triton.jit(do_not_specialize=["heads", "rows", "first", "gains_head", "tail_key_head"])

@@ -1,69 +1,447 @@
-"""Scores of vector tables by matrix products, [rows, lags], and the products that their gradients become."""
+"""Scores of vector tables, [rows, lags], in a sheared layout, and the products that their gradients become.
 
-import math
+    score[r, c] = x_r . table(lag of c)           c = 0 .. lags - 1, the partner of x_r is number r + offset + c
+
+Rows are queries and partners keys, with the lag of column c `band_first + c`; for the scores of keys it is the other way round,
+and the lag falls: `band_last - c`. A tile [rows, partners] needs one number for each of its pairs. Rows lie `stretch` apart, one
+more than a multiple of 8:
+
+    address(r, c) = r stretch + lead + c,     of a pair (r, p) with p = r + offset + c:     r (stretch - 1) + home + p
+
+`home = lead - offset` is a multiple of 8, so that a tile is an aligned view of the memory, and is loaded and stored as any matrix.
+In lag coordinates it is not: row r begins r numbers beyond a multiple of 8. The kernels here take the rows 8 a + b of one residue b
+together. Their columns are aligned once b is counted in, so that nothing is read or written number by number.
+
+Where gradients replace the scores, `stretch` leaves room between the rows for what tiles hold beyond the columns.
+"""
+
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from lagwise.ops.grouped import per_query_head
-from lagwise.ops.kernels.channel_gain import channel_scores
-from lagwise.ops.kernels.plan import Plan
+from lagwise.ops.kernels.arguments import Seen, view
+from lagwise.ops.kernels.plan import ALIGNED, Plan, blocks
+from lagwise.ops.kernels.tables import steps
+from lagwise.ops.kernels.tiles import DIRECT, head_of, home_of, load_rows, product, store_rows
+
+# Numbers before the first score and after the last one that tiles may read.
+ROOM = 512
+# Columns of a program, and the most of its rows, of which each is a residue's.
+COLUMNS, MOST_ROWS = (64, 64) if DIRECT.value else (16, 16)
+# Programs with a tile of a table each, enough to fill a GPU.
+TABLE_PROGRAMS = 1024
+# Columns of a table that a program adds up from their sums, and how many of these at a time.
+FOLDED, PARTS = 2, 8
+
+RESIDUES = tl.constexpr(ALIGNED)
+SCORE_NUMBERS = [
+    "heads", "group", "count", "partners", "query_start", "table_first", "table_lags",
+    "first", "last", "band_first", "lags", "stretch", "slab",
+]  # fmt: skip
+SHARE_NUMBERS = ["owners", "members", "shares", "spots"]
 
 
-def score(plan: Plan) -> None:
-    """Computes the scores of a plan's band, [queries, lags] and [keys, lags], and their ends, by matrix products."""
-    found: dict[str, Tensor] = {}
-    if plan.tables.query is not None:
-        found["band"] = products(plan.raw_q, plan.table("query"), plan.room)
-    elif plan.channels:
-        found["band"] = empty_scores(plan.q, plan.numbers["band_lags"], plan.room)
-    if plan.tables.key is not None:
-        found["key"] = products(per_query_head(plan.raw_k, plan.heads), plan.table("key"), plan.room)
-    if plan.only is None and plan.tables.query is not None:
-        found["query_ends"] = ends_of(found["band"])
-    if plan.only is None and plan.tables.key is not None:
-        found["key_ends"] = ends_of(found["key"])
-    plan.scores = plan.scores._replace(**found)
-    if plan.channels:
-        channel_scores(plan)
-
-
-def empty_scores(x: Tensor, lags: int, room: int) -> Tensor:
-    """Returns space for the scores of x, [batch, heads, time, lags], with some room before and after it."""
-    shape = (*x.shape[:3], lags)
-    return x.new_empty(math.prod(shape) + 2 * room)[room:-room].view(shape)
-
-
-def products(x: Tensor, table: Tensor, room: int) -> Tensor:
-    """Returns the scores of x, [batch, heads, time, channels], with a table, [heads or 1, lags, channels], amid some room."""
-    scores = empty_scores(x, table.shape[1], room)
-    if len(table) == 1:
-        torch.mm(x.flatten(0, 2), table[0].mT, out=scores.flatten(0, 2))
+@triton.jit
+def offset_of(seen, batch, query_start, band_first, lags, REVERSED: tl.constexpr, STARTS: tl.constexpr):
+    """Returns the partner of row 0 in column 0."""
+    start = tl.load(seen.starts + batch).to(tl.int32) if STARTS else query_start
+    if REVERSED:
+        return 1 - band_first - lags - start
     else:
-        torch.bmm(x.flatten(0, 1), per_pair(table, x).mT, out=scores.flatten(0, 1))
-    return scores
+        return band_first + start
 
 
-def per_pair(table: Tensor, x: Tensor) -> Tensor:
-    """Repeats a table for each batch row of x, [batch * heads, lags, channels]."""
-    return table.expand(*x.shape[:2], *table.shape[1:]).flatten(0, 1)
+@triton.jit
+def rows_of_residue(block, residue, stretch, ROWS: tl.constexpr):
+    """Returns some rows of one residue, and where they have their first aligned number."""
+    eights = (block * ROWS + tl.arange(0, ROWS)) * RESIDUES
+    row = eights + residue
+    return row, row.to(tl.int64) * (stretch // 8 * 8) + eights
 
 
-def ends_of(scores: Tensor) -> Tensor:
-    """Returns the first and the last column of scores, of at least two, as [batch, heads, time, 2] in float32."""
-    return scores[..., :: scores.shape[3] - 1].float().contiguous()
+@triton.jit
+def load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim: tl.constexpr, WIDTH: tl.constexpr,
+               REVERSED: tl.constexpr, kind: tl.constexpr):  # fmt: skip
+    """Loads the vectors of some columns, zero where there is no column, [column, WIDTH]."""
+    lag = band_first + (lags - 1 - column if REVERSED else column)
+    place = tl.minimum(tl.maximum(lag - table_first, 0), table_lags - 1)
+    channel = tl.arange(0, WIDTH)
+    there = ((column >= 0) & (column < lags))[:, None] & (channel < dim)[None, :]
+    pointers = Table + place.to(tl.int64)[:, None] * lag_step + channel[None, :]
+    return tl.load(pointers, mask=there, other=0.0).to(kind)
 
 
-def add_ends(scores: Tensor, ends: Tensor) -> Tensor:
-    """Adds ends to the first and the last column of scores, in place."""
-    scores[..., :: scores.shape[3] - 1] += ends
-    return scores
+@triton.jit(do_not_specialize=[*SCORE_NUMBERS, *SHARE_NUMBERS])
+def scores_kernel(
+    x, table, out, ends, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
+    first, last, band_first, lags, stretch, slab, owners, members, shares, spots,
+    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROOM: tl.constexpr,
+    REVERSED: tl.constexpr, STARTS: tl.constexpr, ENDS: tl.constexpr,
+):  # fmt: skip
+    """Writes some columns of the scores, of rows of one residue, with zeros beside them, and end columns, [past or future, rows].
+
+    A program has one tile of the table and takes a share of the rows, one block after the other.
+    """
+    spot, residue, owner, share = place_in_table(spots, owners, COLUMNS)
+    row_blocks = tl.cdiv(count, RESIDUES * ROWS)
+    Table = table + owner.to(tl.int64) * head_step
+    offset = offset_of(seen, owner * 0, query_start, band_first, lags, REVERSED, STARTS)
+    column = spot - (offset + home_of(offset) + residue)
+    kind: tl.constexpr = x.data.dtype.element_ty
+    vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
+    for index in range(share, members * row_blocks, shares):
+        pair, block = index // row_blocks * owners + owner, index % row_blocks
+        batch, head = pair // heads, pair % heads
+        if STARTS:
+            offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
+            column = spot - (offset + home_of(offset) + residue)
+            vectors = load_table(
+                Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind
+            )
+        row, places = rows_of_residue(block, residue, stretch, ROWS)
+        rows = load_rows(head_of(x, batch, head // group), row, count, x.time, dim, WIDTH, False)
+        found = product(rows, tl.trans(vectors))
+        # A row owns the memory up to the next one, the last row up to the end of the slab.
+        length = tl.where(row == count - 1, slab - places, stretch - 1 + tl.where(residue == RESIDUES - 1, RESIDUES, 0))
+        length = tl.where(row < count, length, 0).to(tl.int32) // 8 * 8
+        pointers = out + pair.to(tl.int64) * (slab // 8 * 8) + places[:, None] + spot[None, :]
+        tl.store(pointers, found.to(kind), mask=spot[None, :] < length[:, None])
+        if ENDS:
+            home = ends + pair.to(tl.int64) * 2 * count + row
+            for END in tl.static_range(2):
+                here = column == (0 if (END == 1) == REVERSED else lags - 1)
+                there = (row < count) & (tl.max(here.to(tl.int32), 0) > 0)
+                tl.store(home + END * count, tl.sum(found * here.to(tl.float32)[None, :], 1), mask=there)
+    if tl.program_id(0) == 0:
+        room = tl.arange(0, ROOM)
+        tl.store(out - ROOM + room, tl.zeros([ROOM], kind))
+        tl.store(out + (members * owners).to(tl.int64) * slab + room, tl.zeros([ROOM], kind))
 
 
-def summed_products(a: Tensor, b: Tensor, heads: int) -> Tensor:
-    """Returns the sum over batch and time, for one head over heads as well, of a's columns times b's, [heads, a's, b's]."""
-    if a.is_cuda and a.dtype != torch.float32:
-        found = torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1), out_dtype=torch.float32)
-    else:
-        found = torch.bmm(a.float().flatten(0, 1).mT, b.float().flatten(0, 1))
-    return found.sum(0, keepdim=True) if heads == 1 else found.unflatten(0, a.shape[:2]).sum(0)
+@triton.jit
+def place_in_table(spots, owners, COLUMNS: tl.constexpr):
+    """Returns a program's aligned columns, its residue, its table, and its share of the rows."""
+    index, blocks = tl.program_id(0), spots // COLUMNS
+    rest = index // (blocks * RESIDUES)
+    return index % blocks * COLUMNS + tl.arange(0, COLUMNS), index // blocks % RESIDUES, rest % owners, rest // owners
+
+
+@triton.jit
+def seen_columns(
+    row, offset, batch, seen, start, count, partners, first, last, lags,
+    REVERSED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """Returns the columns of some rows whose pairs may be seen, from the first to the end.
+
+    Programs write what they look at. Other pairs hold whatever was there before.
+    """
+    # The partners of a row, of which the lags are between `first` and `last`.
+    begin = row - start - last if REVERSED else row + start + first
+    end = row - start - first + 1 if REVERSED else row + start + last + 1
+    begin, end = tl.maximum(begin, 0), tl.minimum(end, partners)
+    there = row < count
+    if MASK:
+        first_key, end_key = tl.load(seen.spans + 2 * batch), tl.load(seen.spans + 2 * batch + 1)
+        if REVERSED:
+            shown = tl.load(seen.key_mask + batch.to(tl.int64) * count + row, mask=there, other=0) != 0
+            there = there & shown & (row >= first_key) & (row < end_key)
+        else:
+            begin, end = tl.maximum(begin, first_key), tl.minimum(end, end_key)
+    if PACKED:
+        begin = tl.maximum(begin, tl.load(seen.spans + row, mask=there, other=0))
+        end = tl.minimum(end, tl.load(seen.spans + count + row, mask=there, other=0))
+    return tl.maximum(begin - row - offset, 0), tl.where(there, tl.minimum(end - row - offset, lags), 0)
+
+
+@triton.jit
+def load_gradients(
+    Scores, Ends, row, places, spot, column, begin, end, count, lags,
+    REVERSED: tl.constexpr, ENDS: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """Loads gradients of scores, [row, spot], zero where no pair is seen, with those of the ends in the end columns."""
+    found = tl.load(Scores + places[:, None] + spot[None, :], mask=(row < count)[:, None], other=0.0)
+    found = tl.where((column[None, :] >= begin[:, None]) & (column[None, :] < end[:, None]), found, 0.0)
+    if ENDS:
+        found = found.to(tl.float32)
+        for END in tl.static_range(2):
+            here = (column == (0 if (END == 1) == REVERSED else lags - 1)).to(tl.float32)
+            found += tl.load(Ends + END * count + row, mask=row < count, other=0.0)[:, None] * here[None, :]
+    return found.to(kind)
+
+
+@triton.jit(do_not_specialize=[*SCORE_NUMBERS, "scale"])
+def score_rows_kernel(
+    scores, ends, table, dx, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
+    first, last, band_first, lags, stretch, slab, scale,
+    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REVERSED: tl.constexpr,
+    STARTS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, ENDS: tl.constexpr, ADDED: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """Adds to the gradient of some rows of one residue what their scores give: scale sum_c dscore[r, c] table(c)."""
+    index, count_blocks = tl.program_id(0), tl.cdiv(count, RESIDUES * ROWS)
+    residue, block, pair = index % RESIDUES, index // RESIDUES % count_blocks, index // (RESIDUES * count_blocks)
+    batch, head = pair // heads, pair % heads
+    offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
+    start = (1 - band_first - lags - offset) if REVERSED else offset - band_first
+    lead = offset + home_of(offset) + residue
+    row, places = rows_of_residue(block, residue, stretch, ROWS)
+    Table = table + head.to(tl.int64) * head_step
+    Scores, Ends = scores + pair.to(tl.int64) * (slab // 8 * 8), ends + pair.to(tl.int64) * 2 * count
+    begin, end = seen_columns(row, offset, batch, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
+    change = tl.zeros([ROWS, WIDTH], tl.float32)
+    for place in range(0, lead + lags, COLUMNS):
+        spot = place + tl.arange(0, COLUMNS)
+        column = spot - lead
+        gradients = load_gradients(Scores, Ends, row, places, spot, column, begin, end, count, lags, REVERSED, ENDS, kind)
+        vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
+        change += product(gradients, vectors)
+    change = change * scale
+    home = head_of(dx, batch, head)
+    if ADDED:
+        change += load_rows(home, row, count, dx.time, dim, WIDTH, False).to(tl.float32)
+    store_rows(home, row, count, dx.time, change, dim, WIDTH)
+
+
+@triton.jit(do_not_specialize=[*SCORE_NUMBERS, *SHARE_NUMBERS])
+def score_table_kernel(
+    scores, ends, x, sums, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
+    first, last, band_first, lags, stretch, slab, owners, members, shares, spots,
+    dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REVERSED: tl.constexpr,
+    STARTS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, ENDS: tl.constexpr, kind: tl.constexpr,
+):  # fmt: skip
+    """Writes what one share gives to the gradient of some columns, from rows of one residue, sum_r dscore[r, c] x_r.
+
+    A table has `members`, the rows of the batch, or with one for all heads all of their heads. Where rows of the batch start at
+    their own positions, a share is one member, whose columns are aligned alike.
+    """
+    spot, residue, owner, share = place_in_table(spots, owners, COLUMNS)
+    row_blocks = tl.cdiv(count, RESIDUES * ROWS)
+    change = tl.zeros([COLUMNS, WIDTH], tl.float32)
+    for index in range(0, tl.cdiv(members - share, shares) * row_blocks):
+        pair, block = (share + index // row_blocks * shares) * owners + owner, index % row_blocks
+        batch, head = pair // heads, pair % heads
+        offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
+        start = (1 - band_first - lags - offset) if REVERSED else offset - band_first
+        row, places = rows_of_residue(block, residue, stretch, ROWS)
+        begin, end = seen_columns(row, offset, batch, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
+        gradients = load_gradients(
+            scores + pair.to(tl.int64) * (slab // 8 * 8), ends + pair.to(tl.int64) * 2 * count, row, places, spot,
+            spot - (offset + home_of(offset) + residue), begin, end, count, lags, REVERSED, ENDS, kind,
+        )  # fmt: skip
+        rows = load_rows(head_of(x, batch, head // group), row, count, x.time, dim, WIDTH, False)
+        change += product(tl.trans(gradients), rows)
+    home = sums + ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots * dim
+    store_rows(home, spot, spots, dim, change, dim, WIDTH)
+
+
+@triton.jit
+def column_sums(
+    Sums, seen, lag, owners, owner, heads, query_start, band_first, lags, spots, shares,
+    dim: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, REVERSED: tl.constexpr, STARTS: tl.constexpr,
+):  # fmt: skip
+    """Adds up the shares of some lags, [lag, WIDTH]; zero for those without a column."""
+    column = (band_first + lags - 1 - lag if REVERSED else lag - band_first)[None, :, None]
+    channel = tl.arange(0, WIDTH)[None, None, :]
+    there = (column >= 0) & (column < lags) & (channel < dim)
+    total = tl.zeros([lag.shape[0], WIDTH], tl.float32)
+    for first_part in range(0, shares * RESIDUES, PARTS):
+        part = first_part + tl.arange(0, PARTS)
+        share, residue = part // RESIDUES, part % RESIDUES
+        if STARTS:
+            start = tl.load(seen.starts + share * owners // heads, mask=share < shares, other=0).to(tl.int32)
+        else:
+            start = query_start
+        offset = (1 - band_first - lags - start) if REVERSED else band_first + start
+        base = ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots + offset + home_of(offset) + residue
+        place = (base[:, None, None] + column) * dim + channel
+        total += tl.sum(tl.load(Sums + place, mask=there & (share < shares)[:, None, None], other=0.0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize=[
+    "owners", "heads", "query_start", "band_first", "lags", "spots", "shares", "first", "count", "scale",
+])  # fmt: skip
+def fold_vectors_kernel(
+    sums, seen, dtable, owners, heads, query_start, band_first, lags, spots, shares, first, count, scale,
+    dim: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, REVERSED: tl.constexpr, STARTS: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradient of some columns of a table [heads or 1, count, dim]; lags beyond its columns add to its ends."""
+    index, column_blocks = tl.program_id(0), tl.cdiv(count, COLUMNS)
+    block, owner = index % column_blocks, index // column_blocks
+    step = tl.arange(0, COLUMNS)
+    column = block * COLUMNS + step
+    total = column_sums(
+        sums, seen, tl.where(column < count, first + column, band_first - 1), owners, owner, heads, query_start,
+        band_first, lags, spots, shares, dim, WIDTH, PARTS, REVERSED, STARTS,
+    )  # fmt: skip
+    # Lags before the columns are left to the first block, those after them to the last.
+    end = band_first + lags
+    past_blocks = tl.where(block == 0, tl.cdiv(tl.maximum(tl.minimum(first, end) - band_first, 0), COLUMNS), 0)
+    future = tl.maximum(first + count, band_first)
+    blocks = past_blocks + tl.where(block == column_blocks - 1, tl.cdiv(tl.maximum(end - future, 0), COLUMNS), 0)
+    for each in range(0, blocks):
+        is_past = each < past_blocks
+        lag = tl.where(is_past, band_first + each * COLUMNS, future + (each - past_blocks) * COLUMNS) + step
+        lag = tl.where(is_past & (lag >= first), band_first - 1, lag)
+        found = column_sums(
+            sums, seen, lag, owners, owner, heads, query_start, band_first, lags, spots, shares,
+            dim, WIDTH, PARTS, REVERSED, STARTS,
+        )  # fmt: skip
+        here = column == tl.where(is_past, 0, count - 1)
+        total += tl.where(here[:, None], tl.sum(found, 0)[None, :], 0.0)
+    store_rows(dtable + owner.to(tl.int64) * count * dim, column, count, dim, total * scale, dim, WIDTH)
+
+
+class Side(NamedTuple):
+    """Whose scores they are: those of queries, or with `reversed` lags of keys, and the width of their vectors."""
+
+    name: str
+    rows: int
+    partners: int
+    group: int
+    dim: int
+    width: int
+    reversed: bool
+
+
+def side_of(plan: Plan, name: str) -> Side:
+    """Returns whose scores a table makes; those of values are products with gradients of the output, of queries too."""
+    if name == "key":
+        return Side(
+            name, plan.keys, plan.queries, plan.heads // plan.key_heads, plan.head_dim, plan.flags["WIDTH"], reversed=True
+        )
+    if name == "value":
+        return Side(name, plan.queries, plan.keys, 1, plan.value_dim, plan.flags["VALUE_WIDTH"], reversed=False)
+    return Side(name, plan.queries, plan.keys, 1, plan.head_dim, plan.flags["WIDTH"], reversed=False)
+
+
+def slab_of(rows: int, stretch: int) -> int:
+    """Returns how many numbers the scores of a head take."""
+    return blocks(rows * stretch + ALIGNED, ALIGNED) * ALIGNED
+
+
+def empty_scores(plan: Plan, rows: int, stretch: int, dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
+    """Returns space for the scores of all heads, with some room before and after it."""
+    size = plan.pairs * slab_of(rows, stretch) + 2 * ROOM
+    make = torch.zeros if zeros else torch.empty
+    return make(size, dtype=dtype, device=plan.kind.device)[ROOM:-ROOM]
+
+
+def empty_ends(plan: Plan, rows: int) -> Tensor:
+    """Returns space for the ends of scores, or for their gradients."""
+    return torch.empty(plan.batch, plan.heads, 2, rows, dtype=torch.float32, device=plan.kind.device)
+
+
+def rows_of(side: Side) -> int:
+    """Returns how many rows of a residue a program takes."""
+    return max(16, min(MOST_ROWS, 1 << (blocks(side.rows, ALIGNED) - 1).bit_length()))
+
+
+def numbers_of(plan: Plan, side: Side, table: Tensor, stretch: int) -> tuple[int, ...]:
+    """Returns the numbers of SCORE_NUMBERS."""
+    return (
+        *steps(table), plan.heads, side.group, side.rows, side.partners, plan.kind.query_start, *plan.columns(side.name),
+        plan.first, plan.last, plan.band_first, plan.band_lags, stretch, slab_of(side.rows, stretch),
+    )  # fmt: skip
+
+
+def beside(plan: Plan, table: Tensor) -> Tensor:
+    """Returns a table of vectors in the type of the products, its channels side by side."""
+    table = table if table.dtype == plan.dtype else table.to(plan.dtype)
+    return table if table.stride(2) == 1 else table.contiguous()
+
+
+def make_scores(plan: Plan, name: str, x: Tensor, table: Tensor, seen: Seen, stretch: int) -> tuple[Tensor, Tensor]:
+    """Returns the scores of x, [batch, heads, rows, dim], with a table, and their ends."""
+    side, table = side_of(plan, name), beside(plan, table)
+    scores = empty_scores(plan, side.rows, stretch, plan.dtype)
+    ends = empty_ends(plan, side.rows) if plan.flags["FAR"] else scores
+    rows = rows_of(side)
+    # The last row goes on to the end of a slab.
+    sharing = share(plan, table.shape[0], stretch + 3 * ALIGNED, blocks(side.rows, ALIGNED * rows))
+    values = (
+        view(x), table, scores, ends, seen, *numbers_of(plan, side, table, stretch), *sharing,
+        side.dim, side.width, rows, COLUMNS, ROOM, side.reversed, plan.flags["STARTS"], plan.flags["FAR"],
+    )  # fmt: skip
+    site = ("scores", name, stretch, x.stride(), x.data_ptr() % 16)
+    plan.launch(site, scores_kernel, grid_of(sharing), values, 4, 2)
+    return scores, ends
+
+
+class Sharing(NamedTuple):
+    """How rows are shared between programs: those of SHARE_NUMBERS."""
+
+    owners: int  # tables: one for each head, or one
+    members: int  # pairs of a row of the batch and a head that have the same table
+    shares: int
+    spots: int  # aligned columns, a multiple of those of a program
+
+
+def share(plan: Plan, owners: int, spots: int, row_blocks: int) -> Sharing:
+    """Shares the rows so that there are enough programs."""
+    column_blocks, members = blocks(spots, COLUMNS), plan.pairs // owners
+    shares = max(1, min(members * row_blocks, TABLE_PROGRAMS // (column_blocks * ALIGNED * owners)))
+    return Sharing(owners, members, shares, column_blocks * COLUMNS)
+
+
+def grid_of(sharing: Sharing) -> tuple[int, ...]:
+    return sharing.spots // COLUMNS, ALIGNED, sharing.owners, sharing.shares
+
+
+def product_flags(plan: Plan, dends: Tensor | None) -> tuple[bool, ...]:
+    """Returns the constants that the kernels on gradients of scores share, from STARTS to ENDS."""
+    return plan.flags["STARTS"], plan.flags["MASK"], plan.flags["PACKED"], dends is not None
+
+
+def add_row_gradients(
+    plan: Plan, name: str, dscores: Tensor, dends: Tensor | None, table: Tensor, seen: Seen, dx: Tensor, *, added: bool
+) -> None:
+    """Adds to the gradient of the raw q or k, or writes to it, what gradients of scores and of their ends give."""
+    side, table = side_of(plan, name), beside(plan, table)
+    rows = rows_of(side)
+    values = (
+        dscores, dscores if dends is None else dends, table, view(dx), seen, *numbers_of(plan, side, table, plan.stretch),
+        plan.kind.scale, side.dim, side.width, rows, COLUMNS, side.reversed, *product_flags(plan, dends), added,
+        KINDS[plan.dtype],
+    )  # fmt: skip
+    grid = (ALIGNED, blocks(side.rows, ALIGNED * rows), plan.pairs)
+    plan.launch(("row gradients", name), score_rows_kernel, grid, values, 4, 2)
+
+
+def table_gradient(
+    plan: Plan, name: str, dscores: Tensor, dends: Tensor | None, x: Tensor, table: Tensor, seen: Seen, dtype: torch.dtype
+) -> Tensor:
+    """Returns the gradient of a table of vectors from gradients of scores and of their ends."""
+    side, starts = side_of(plan, name), plan.flags["STARTS"]
+    sharing = share(plan, table.shape[0], plan.band_lags + 2 * ALIGNED, 1)
+    if starts:
+        # Rows of the batch that start at their own positions have their own alignment.
+        sharing = sharing._replace(shares=sharing.members)
+    owners, _, shares, spots = sharing
+    sums = torch.empty(shares * owners * ALIGNED * spots * side.dim, dtype=torch.float32, device=x.device)
+    values = (
+        dscores, dscores if dends is None else dends, view(x), sums, seen, *numbers_of(plan, side, table, plan.stretch), *sharing,
+        side.dim, side.width, rows_of(side), COLUMNS, side.reversed, *product_flags(plan, dends), KINDS[plan.dtype],
+    )  # fmt: skip
+    site = ("table sums", name, x.stride(), x.data_ptr() % 16)
+    plan.launch(site, score_table_kernel, grid_of(sharing), values, 4, 2)
+    if shares > 1 and not starts:
+        sums, shares = sums.view(shares, -1).sum(0), 1
+    found = torch.empty(table.shape, dtype=dtype, device=x.device)
+    values = (
+        sums, seen, found, owners, plan.heads, plan.kind.query_start, plan.band_first, plan.band_lags, spots, shares,
+        *plan.columns(name), 1.0 if name == "value" else plan.kind.scale,
+        side.dim, side.width, FOLDED, PARTS, side.reversed, starts,
+    )  # fmt: skip
+    plan.launch(("fold", name, dtype), fold_vectors_kernel, (blocks(table.shape[1], FOLDED), owners), values)
+    return found
+
+
+KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+"""The types of torch in Triton's language."""

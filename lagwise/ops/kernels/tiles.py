@@ -26,9 +26,19 @@ MIX_2 = tl.constexpr(0x94D049BB133111EB)
 DROPOUT_STREAM = tl.constexpr(1)
 DROPPED_BITS = tl.constexpr(40)
 
+# Stretches of tiles, by where their lags are: before all tables, within the band of the scores, after all tables; on the edges
+# of the band tiles hold both its lags and others. Without scores all tiles between past and future are INNER.
 PAST = tl.constexpr(0)
-NEAR = tl.constexpr(1)
-FUTURE = tl.constexpr(2)
+EDGE = tl.constexpr(1)
+INNER = tl.constexpr(2)
+LATE_EDGE = tl.constexpr(3)
+FUTURE = tl.constexpr(4)
+
+
+@triton.constexpr_function
+def is_near(SIDE):
+    """Says whether a stretch's tiles look up each pair's own lag."""
+    return 0 < SIDE < 4
 
 
 @triton.jit
@@ -120,19 +130,22 @@ def load_gain(Gain, head_dim: tl.constexpr, WIDTH: tl.constexpr, GAIN: tl.conste
 
 
 @triton.jit
-def visible(lag, row, key, KeyMask, seen, sizes, RAGGED: tl.constexpr, flags: tl.constexpr):
+def visible(lag, row, key, KeyMask, seen, sizes, RAGGED: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr):
     """Says which pairs of a tile may be seen, by their lag, the last key of a ragged tile, a mask, or packed sequences."""
-    found = row >= 0
+    found = lag == lag
     if flags.LIMITED:
         found = found & (lag >= sizes.first) & (lag <= sizes.last)
     if RAGGED:
-        found = found & (key < sizes.keys)
+        found = found & turned((key >= 0) & (key < sizes.keys), not TURNED)
     if flags.MASK:
-        found = found & (tl.load(KeyMask + key, mask=key < sizes.keys, other=0) != 0)
+        shown = tl.load(KeyMask + key, mask=(key >= 0) & (key < sizes.keys), other=0) != 0
+        found = found & turned(shown, not TURNED)
     if flags.PACKED:
         there = row < sizes.queries
-        found = found & (key >= tl.load(seen.sequence_start + row, mask=there, other=0))
-        found = found & (key < tl.load(seen.sequence_end + row, mask=there, other=0))
+        begin = tl.load(seen.spans + row, mask=there, other=0)
+        end = tl.load(seen.spans + sizes.keys + row, mask=there, other=0)
+        keys = turned(key, not TURNED)
+        found = found & (keys >= turned(begin, TURNED)) & (keys < turned(end, TURNED))
     return found
 
 
@@ -180,15 +193,76 @@ def at_lags(Table, lag, first):
 
 
 @triton.jit
-def lag_scores(Scores, index, count, lag, first, lags):
-    """Gathers from scores [queries or keys, lags] the entry of each pair; what is beyond the columns is no number to use.
+def home_of(offset):
+    """Returns where column 0 of scores begins in their aligned form: the first multiple of 8 that is at least `-offset`."""
+    # Written so that the compiler sees a multiple of 8.
+    return ((7 - offset) >> 3) * 8
 
-    `index` says of each pair which query, or which key, it has: among the neighbours of a tile the columns of one query go up
-    with the key, those of one key go down with the query, and both lie side by side. Lags of a tile that are beyond the columns
-    read what lies beside them: scores have room for all near lags before the first row and after the last.
+
+@triton.jit
+def score_pointers(Scores, owner, owners, partner, offset, stretch):
+    """Returns where scores lie of a tile [owner, partner]: queries and keys, or for the scores of keys keys and queries.
+
+    Row r of scores has a number for each partner from `r + offset` on, rows are `stretch` apart, one more than a multiple of 8.
+    In a tile the entry of a pair is at `owner * (stretch - 1) + partner`, so that rows of the tile are aligned.
     """
-    row = tl.minimum(index, count - 1).to(tl.int64)
-    return gather(Scores + row * lags + (lag - first))
+    row = tl.minimum(owner, owners - 1).to(tl.int64)[:, None] * (stretch // 8 * 8)
+    return Scores + row + home_of(offset) + partner[None, :]
+
+
+@triton.jit
+def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED: tl.constexpr, WIDER: tl.constexpr):
+    """Adds scores to a tile [owner, partner], or TURNED [partner, owner]; beyond the columns it adds some number.
+
+    In half precision they are added by a product with the identity: as operands they come from shared memory, turned or not, and
+    their layout is not converted. With WIDER there are tiles far from the columns, where nothing is loaded.
+    """
+    pointers = score_pointers(Scores, owner, owners, partner, offset, stretch)
+    if WIDER:
+        column = partner[None, :] - owner[:, None] - offset
+        found = tl.load(pointers, mask=(column >= 0) & (column < lags), other=0.0)
+    else:
+        found = tl.load(pointers)
+    if TURNED:
+        found = tl.trans(found)
+    if DIRECT and found.dtype != tl.float32:
+        SIZE: tl.constexpr = x.shape[0]
+        place = tl.arange(0, SIZE)
+        return tl.dot((place[:, None] == place[None, :]).to(found.dtype), found, x)
+    else:
+        return x + found.to(tl.float32)
+
+
+@triton.jit
+def put_scores(Scores, x, owner, owners, partner, offset, lags, stretch, WHOLE: tl.constexpr, WIDER: tl.constexpr):
+    """Writes a tile [owner, partner] to scores; what is beyond the columns goes between the rows, where nobody reads it."""
+    pointers = score_pointers(Scores, owner, owners, partner, offset, stretch)
+    found = x.to(Scores.dtype.element_ty)
+    if WIDER:
+        column = partner[None, :] - owner[:, None] - offset
+        tl.store(pointers, found, mask=(column >= 0) & (column < lags) & (owner < owners)[:, None])
+    elif WHOLE:
+        tl.store(pointers, found)
+    else:
+        tl.store(pointers, found, mask=(owner < owners)[:, None])
+
+
+@triton.jit
+def tile_indices(start, SIZE: tl.constexpr, SCORED: tl.constexpr):
+    """Returns the indices of a tile, from a multiple of its size on; SCORED says so once more, since scores must be aligned."""
+    if SCORED:
+        return start // SIZE * SIZE + tl.arange(0, SIZE)
+    else:
+        return start + tl.arange(0, SIZE)
+
+
+@triton.jit
+def turned(x, TURNED: tl.constexpr):
+    """Returns numbers of rows as a factor of a tile [row, key], or TURNED [key, row]."""
+    if TURNED:
+        return x[None, :]
+    else:
+        return x[:, None]
 
 
 @triton.jit
@@ -198,92 +272,9 @@ def with_ends(x, past, future, lag, first, lags):
 
 
 @triton.jit
-def scatter(pointers, x, mask):
-    """Stores a tile to scattered addresses, from where its numbers are; the counterpart of `gather`."""
-    if DIRECT:
-        kind: tl.constexpr = pointers.dtype.element_ty
-        addresses, there = pointers.to(tl.int64), mask.to(tl.int32)
-        if kind == tl.float32:
-            tl.inline_asm_elementwise(
-                """{
-                .reg .pred there;
-                setp.ne.s32 there, $3, 0;
-                @there st.global.f32 [$1], $2;
-                mov.b32 $0, 0;
-                }""",
-                "=r,l,f,r", [addresses, x, there], dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
-        else:
-            tl.inline_asm_elementwise(
-                """{
-                .reg .pred there;
-                setp.ne.s32 there, $3, 0;
-                @there st.global.b16 [$1], $2;
-                mov.b32 $0, 0;
-                }""",
-                "=r,l,h,r", [addresses, x.to(kind).to(tl.int16, bitcast=True), there], dtype=tl.int32, is_pure=False, pack=1,
-            )  # fmt: skip
-    else:
-        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def put_lag_scores(Scores, index, count, lag, first, lags, x):
-    """Writes a tile to scores [queries or keys, lags]; what is beyond the columns is left out."""
-    column = lag - first
-    inside = (column >= 0) & (column < lags) & (index < count)
-    scatter(Scores + index.to(tl.int64) * lags + column, x, inside)
-
-
-@triton.jit
-def clear_scores(Scores, index, count, step, shift, begin, end, seen, lags, fill, COLUMNS: tl.constexpr):
-    """Writes a number to scores [index, lags] where the partner lies before `begin` or from `end` on, and from column `seen` on.
-
-    The partner of column c is `index + step * (shift + c)`: for queries, step 1, a key, for keys, step -1, a query. Only blocks
-    at the ends of the sequence have many such columns.
-    """
-    lowest, highest = tl.min(index, 0), tl.max(index, 0)
-    if step == 1:
-        until, since = begin - lowest - shift, end - highest - shift
-    else:
-        until, since = highest - shift - end + 1, lowest - shift - begin + 1
-    since = tl.maximum(tl.minimum(since, seen), 0)
-    fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, 0, tl.minimum(until, lags), COLUMNS)
-    fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, since, lags, COLUMNS)
-
-
-@triton.jit
-def fill_columns(Scores, index, count, step, shift, begin, end, seen, lags, fill, first, last, COLUMNS: tl.constexpr):
-    """Does so for the columns from `first` to `last`."""
-    for start in range(first, last, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        partner = index[:, None] + step * (shift + column[None, :])
-        outside = (partner < begin) | (partner >= end) | (column >= seen)[None, :]
-        outside = outside & (index < count)[:, None] & (column < lags)[None, :]
-        tl.store(Scores + index.to(tl.int64)[:, None] * lags + column[None, :], fill, mask=outside)
-
-
-@triton.jit
-def load_numbers(X, index, count):
-    """Loads numbers of a vector where they are used, as `gather` does; beyond its end there is no number to use."""
-    return gather(X + tl.minimum(index, count - 1))
-
-
-@triton.jit
-def load_ends(Ends, index, count, THERE: tl.constexpr):
-    """Loads ends [count, 2]: what lags before the first column and after the last one see; zero where there are none."""
-    if THERE:
-        entry = Ends + 2 * tl.minimum(index, count - 1)
-        return gather(entry), gather(entry + 1)
-    else:
-        return 0.0, 0.0
-
-
-@triton.jit
-def store_ends(Ends, index, count, past, future):
-    """Stores ends [count, 2]."""
-    tl.store(Ends + 2 * index, past, mask=index < count)
-    tl.store(Ends + 2 * index + 1, future, mask=index < count)
+def load_end(Ends, index, count, END: tl.constexpr):
+    """Loads ends [2, count]: what lags before the first column (END 0) or after the last one see."""
+    return tl.load(Ends + END * count + tl.minimum(index, count - 1))
 
 
 @triton.jit

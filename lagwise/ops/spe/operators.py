@@ -53,7 +53,9 @@ def compute_backward(dq: Tensor, dk: Tensor, *arguments: Any) -> list[Tensor]:
     return module.backward(recipe, [dq, dk], *tensors)
 
 
-def derivative(arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def derivative(
+    arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> list[Tensor | None]:
     """Returns the gradients of q, k and the parameters that there are."""
     douts = [torch.zeros_like(x) if dout is None else dout for x, dout in zip(results, gradients, strict=True)]
     found = iter(FEATURES_BACKWARD(*douts, *arguments))

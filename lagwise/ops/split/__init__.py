@@ -28,9 +28,9 @@ def forward(lowered: Lowered) -> list[Tensor]:
     return engine(lowered).forward(lowered)
 
 
-def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
-    """Returns the gradients of the tensors that the call has."""
-    return engine(lowered).backward(lowered, saved, dout, dlse)
+def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
+    return engine(lowered).backward(lowered, saved, dout, dlse, learned)
 
 
 def outputs(lowered: Lowered) -> list[Tensor]:
@@ -38,6 +38,6 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     return engine(lowered).outputs(lowered)
 
 
-def backward_outputs(lowered: Lowered) -> list[Tensor]:
+def backward_outputs(lowered: Lowered, learned: bool) -> list[Tensor]:
     """Returns empty tensors like those of `backward`."""
-    return engine(lowered).backward_outputs(lowered)
+    return engine(lowered).backward_outputs(lowered, learned)

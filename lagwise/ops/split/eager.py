@@ -46,8 +46,8 @@ def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
     lse += side.shift(part)
 
 
-def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
-    """Returns the gradients of the tensors that the call has."""
+def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     out, lse, far_out, far_lse, scores = saved
     ((_, _, part),) = parts_of(lowered)
     (first, last), sides = layout(part)
@@ -58,7 +58,7 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
         if side.shifts:
             _shift_backward(part, side, dout, lse, delta, far_out[side.index], far_lse[side.index], gradients)
         _side_backward(part, side, dout, out, lse, dlse, gradients)
-    return gradients.flat(lowered)
+    return gradients.flat(lowered, learned)
 
 
 def _shift_backward(
@@ -137,6 +137,6 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     ]
 
 
-def backward_outputs(lowered: Lowered) -> list[Tensor]:
+def backward_outputs(lowered: Lowered, learned: bool) -> list[Tensor]:
     """Returns empty tensors like those of `backward`."""
-    return contiguous_gradients(lowered)
+    return contiguous_gradients(lowered, learned)

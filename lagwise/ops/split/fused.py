@@ -12,17 +12,17 @@ from torch import Tensor
 from lagwise.lags import LagTable
 from lagwise.ops import vendor
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
-from lagwise.ops.kernels.backward import FarEnds, differentiate
+from lagwise.ops.kernels.backward import Far, Incoming, differentiate
 from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.inputs import Inputs, prepare
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.plan import ROWS, Plan, blocks, width
-from lagwise.ops.kernels.results import backward_outputs, delta, gradients
+from lagwise.ops.kernels.plan import ROWS, blocks, plan_for, width
+from lagwise.ops.kernels.results import gradients, prepared_outputs
 from lagwise.ops.kernels.results import outputs as near_outputs
 from lagwise.ops.kernels.rows import FarFields, FarShares, Tails, TailSteps, far_ends_kernel, far_queries_kernel, merge_kernel
-from lagwise.ops.kernels.scores import summed_products
 from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
+from lagwise.ops.lowering import laid_out_gradients as backward_outputs
 from lagwise.ops.merge import Piece, Side, extent, layout, merge_into, pieces
-from lagwise.terms import Terms
 
 __all__ = ["backward", "backward_outputs", "forward", "outputs"]
 
@@ -46,24 +46,27 @@ def fields_of(part: Part, sides: list[Side]) -> list[Field]:
 
 
 def forward(lowered: Lowered) -> list[Tensor]:
-    """Returns output and log-sum-exp, then those of the far fields, without what their tails add."""
+    """Returns output and log-sum-exp, then those of the far fields, without what their tails add, and what was prepared."""
     ((_, _, part),) = parts_of(lowered)
     band, sides = layout(part)
     nothing = _results(lowered, 0)
     out, lse = near_outputs(lowered)
+    plan = plan_for(lowered, only=band if sides else None)
     if not sides:
-        attend(Plan(lowered, part.tables), out, lse)
-        return [out, lse, *nothing, *nothing]
+        prepared = prepare(plan, lowered)
+        attend(Inputs(plan, lowered, prepared), out, lse)
+        return [out, lse, *nothing, *nothing, *prepared]
     # The far fields come first: while they run, the host prepares the rest.
     fields = fields_of(part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
     near_out, near_lse = near_outputs(lowered)
-    attend(Plan(lowered, part.tables, only=band), near_out, near_lse)
+    prepared = prepare(plan, lowered)
+    attend(Inputs(plan, lowered, prepared), near_out, near_lse)
     arguments = _row_arguments(part, fields, found, OUT_BY_TOKEN=is_by_token(out))
     arguments |= {"near": near_out, "near_lse": near_lse, "out": out, "lse": lse}
     run(merge_kernel, (blocks(out.shape[2], ROWS), out.shape[0] * out.shape[1]), arguments, warps=4, stages=1)
-    return [out, lse, *found]
+    return [out, lse, *found, *prepared]
 
 
 def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
@@ -143,35 +146,38 @@ def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor], **more:
     }  # fmt: skip
 
 
-def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
-    """Returns the gradients of the tensors that the call has."""
+def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
+    """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     out, lse, *rest = saved
+    rest, prepared = rest[:4], rest[4:]
     ((_, _, part),) = parts_of(lowered)
     band, sides = layout(part)
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    given = Incoming(out, lse, dout, None if dlse is None else dlse.contiguous())
+    inputs = Inputs(plan_for(lowered, only=band if sides else None), lowered, prepared)
     if not sides:
-        return gradients(lowered, *differentiate(Plan(lowered, part.tables), dout, lse, delta(dout, out, dlse)))
+        return gradients(lowered, differentiate(inputs, given, learned=learned), learned)
     fields = fields_of(part, sides)
-    shape = lse.shape
 
     def per_row(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=lse.device)
 
-    deltas, plain_lse = per_row(*shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
-    ends = FarEnds(per_row(*shape, 2), per_row(*shape, 2))
+    batch, heads, queries = lse.shape
+    deltas, plain_lse = per_row(*lse.shape), [torch.empty_like(rest[1]), torch.empty_like(rest[3])]
+    changes, masses = per_row(batch, heads, 2, queries), per_row(batch, heads, 2, queries)
     arguments = _row_arguments(part, fields, rest, OUT_BY_TOKEN=is_by_token(out), DLSE=dlse is not None)
     arguments |= {
-        "out": out, "lse": lse, "dout": view(dout), "dlse": out if dlse is None else dlse.contiguous(),
-        "found": FarShares(deltas, ends.changes, ends.masses, *plain_lse),
+        "out": out, "lse": lse, "dout": view(dout), "dlse": out if given.dlse is None else given.dlse,
+        "found": FarShares(deltas, changes, masses, *plain_lse),
     }  # fmt: skip
-    run(far_ends_kernel, (blocks(shape[2], ROWS), shape[0] * shape[1]), arguments, warps=4, stages=1)
+    run(far_ends_kernel, (blocks(queries, ROWS), batch * heads), arguments, warps=4, stages=1)
     found = [_field_backward(part, field, dout, out, x, dlse) for field, x in zip(fields, plain_lse, strict=False)]
-    plan = Plan(lowered, part.tables, only=band)
-    _add_far_gradients(plan, part, found)
-    known, tables = differentiate(plan, dout, lse, deltas, ends)
-    for field, (dq, _, _) in zip(fields, found, strict=True):
-        _tail_gradients(part, field, dq, tables)
-    return gradients(lowered, known, tables)
+    far = _far_gradients(part, found, deltas, changes, masses)
+    known = differentiate(inputs, given, learned=learned, far=far)
+    if learned:
+        for field, (dq, _, _) in zip(fields, found, strict=True):
+            _tail_gradients(part, field, dq, known)
+    return gradients(lowered, known, learned)
 
 
 def _field_backward(
@@ -203,28 +209,44 @@ def _field_backward(
     return dq, dk, dv
 
 
-def _add_far_gradients(plan: Plan, part: Part, found: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Gives the kernels of the band the far fields' gradients, to add them to theirs."""
+def _far_gradients(
+    part: Part, found: list[tuple[Tensor, Tensor, Tensor]], delta: Tensor, changes: Tensor, masses: Tensor
+) -> Far:
+    """Returns the far fields' gradients as the kernels of the band take them, to add them to theirs."""
     sides = [tuple(x if x.stride(3) == 1 else x.contiguous() for x in side) for side in found]
     # Where there is one side alone, the other is not read.
     (past_q, past_k, past_v), (future_q, future_k, future_v) = sides[0], sides[-1]
-    ends = _ends(part.tables.gain, part.q)
-    plan.sides = len(found)
-    plan.far_queries = FarQueries(view(past_q), view(future_q), *ends)
-    plan.far_keys = FarKeys(view(past_k), view(future_k), view(past_v), view(future_v))
-    plan.far_query_counts = {"past_count": past_q.shape[2], "future_count": future_q.shape[2]}
-    plan.far_key_counts = {"past_count": past_k.shape[2], "future_count": future_k.shape[2]}
+    return Far(
+        FarQueries(view(past_q), view(future_q), *_ends(part.tables.gain, part.q)),
+        FarKeys(view(past_k), view(future_k), view(past_v), view(future_v)),
+        len(found), (past_q.shape[2], future_q.shape[2]), (past_k.shape[2], future_k.shape[2]), delta, changes, masses,
+    )  # fmt: skip
 
 
-def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None:
+def _tail_gradients(part: Part, field: Field, dq: Tensor, known: dict[str, Tensor]) -> None:
     """Adds the gradients of the tails of `key` and `gain`, from the gradient of the far field's queries."""
-    side = field.side
+    side, tables = field.side, part.tables
     if tables.key is not None:
-        side.add(tables, "key", dq.sum((0, 2), dtype=torch.float32))
+        _add_to_tail(side, known["key"], dq.sum((0, 2), dtype=torch.float32))
     if tables.gain is not None:
         # Of all products of a channel of dq with one of q, those of the same channel.
-        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows), tables.gain.heads).diagonal(dim1=1, dim2=2)
-        side.add(tables, "gain", dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+        dgain = summed_products(dq.to(part.q.dtype), side.last(part.q, field.rows)).diagonal(dim1=1, dim2=2)
+        _add_to_tail(side, known["gain"], dgain if tables.gain.values.shape[2] > 1 else dgain.sum(-1, keepdim=True))
+
+
+def _add_to_tail(side: Side, gradient: Tensor, change: Tensor) -> None:
+    """Adds a change, [heads, channels], to the gradient of a table's tail."""
+    column = gradient[:, side.column]
+    column += (change.sum(0, keepdim=True) if column.shape[0] == 1 else change).to(column.dtype)
+
+
+def summed_products(a: Tensor, b: Tensor) -> Tensor:
+    """Returns the sum over batch and time of a's columns times b's, [heads, a's, b's]."""
+    if a.is_cuda and a.dtype != torch.float32:
+        found = torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1), out_dtype=torch.float32)
+    else:
+        found = torch.bmm(a.float().flatten(0, 1).mT, b.float().flatten(0, 1))
+    return found.unflatten(0, a.shape[:2]).sum(0)
 
 
 def outputs(lowered: Lowered) -> list[Tensor]:
@@ -233,7 +255,8 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     _, sides = layout(part)
     queries, keys = part.q.shape[2], part.k.shape[2]
     rows = [extent(queries, keys, side.limit)[0] for side in sides]
-    return [*near_outputs(lowered), *(x for count in [*rows, 0, 0][:2] for x in _results(lowered, count))]
+    far = [x for count in [*rows, 0, 0][:2] for x in _results(lowered, count)]
+    return [*near_outputs(lowered), *far, *prepared_outputs(lowered)]
 
 
 def _results(lowered: Lowered, rows: int) -> list[Tensor]:
