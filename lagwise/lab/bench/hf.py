@@ -270,7 +270,10 @@ def make_models(case: ModelCase, device: torch.device, dtype: torch.dtype) -> di
             nn.init.normal_(weight, std=SHARPNESS)
     models = {name: twin(model) for name in ("eager", "sdpa", NAME)}
     for name, each in models.items():
-        each.set_attn_implementation(name)
+        # One by one: in transformers 5.17 a model does not tell its stacks, which would stay with "sdpa".
+        for part in each.modules():
+            if isinstance(part, PreTrainedModel):
+                part.set_attn_implementation(name)
     return models | {FLOOR: without_positions(models["sdpa"])}
 
 
