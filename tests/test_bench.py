@@ -119,37 +119,77 @@ def test_baselines_on_a_gpu(time):
     assert offered("shaw") == offered("huang3") == offered("kerple") == {}
 
 
+NARROW = [
+    ["t5", "alibi", "huang1, max_lag=128", "huang2, max_lag=128"],
+    ["at5, max_lag=128"],
+    ["shaw, max_lag=128, values=False"],
+    ["huang4, max_lag=128"],
+    ["shaw, max_lag=128"],
+    ["huang3, max_lag=128"],
+]
+WIDE = [["t5-free, max_lag={}", "at5, max_lag=None", "kerple"], ["shaw, max_lag={}, values=False"], ["huang4, max_lag={}"]]
 GOALS = {
-    (16, 12, 512, 64): [2.0, 2.5, 4.0, 2.5, 3.0],
-    (2, 16, 8192, 64): [1.35, 1.5, 2.0, 2.5],
-    (2, 16, 8192, 128): [1.35, 1.5, 2.0, 2.5],
-    (1, 16, 32768, 64): [1.15, 1.2, 1.4, 2.5],
+    "B64 H12 T128 D64 graph": ([1.8, 2.2, 2.6, 3.6, 4.0, 6.0], []),
+    "B16 H12 T512 D64 graph": ([1.6, 1.9, 2.3, 3.2, 3.5, 6.0], [2.5, None, 3.0]),
+    "B4 H16 T2048 D64 graph": ([1.4, 1.5, 1.7, 2.2, 2.4, 3.0], [2.5, None, None]),
+    "B4 H16 T2048 D128 causal graph": ([1.6, 1.7, 1.8, 2.3, 2.5, 3.0], []),
+    "B2 H16 T8192 D64 graph": ([1.35, 1.4, 1.5, 1.6, 1.9, 2.2], [2.5]),
+    "B2 H16 T8192 D128": ([1.35, 1.35, 1.5, 1.5, 2.0, 2.0], [2.5]),
+    "B1 H16 T32768 D64": ([1.15, 1.15, 1.2, 1.2, 1.4, 1.4], [2.5]),
+    "B32 H12 T384 D64 eager": ([1.8, 2.4, 2.6, 3.5, 4.0, 6.0], []),
 }
+RAGGED_SHAPES = [
+    "B16 H12 T512 D64 graph lengths",
+    "B16 H12 T512 D64 graph cu_seqlens",
+    "B4 H16 T8192 D64 lengths",
+    "B4 H16 T8192 D64 cu_seqlens",
+]
 
 
 def test_the_cases_on_a_gpu_are_those_of_the_table_of_goals():
-    found: dict[tuple, dict[str, float | None]] = {}
+    found: dict[str, dict[str, float | None]] = {}
     for case in bench.CUDA_CASES:
-        shape = (case.batch, case.heads, case.time, case.head_dim)
-        assert case.graph == (case.time == 512)
-        assert case.words not in found.setdefault(shape, {})
-        found[shape][case.words] = case.goal
-    groups = [
-        ["t5", "at5, max_lag=128", "huang1, max_lag=128", "huang2, max_lag=128"],
-        ["shaw, max_lag=128, values=False", "huang4, max_lag=128"],
-        ["huang3, max_lag=128", "shaw, max_lag=128"],
-        ["t5-free, max_lag={}", "at5, max_lag=None", "kerple"],
-        ["huang4, max_lag={}"],
-    ]
-    assert found == {
-        shape: {name.format(shape[2]): goal for goal, group in zip(goals, groups, strict=False) for name in group}
-        for shape, goals in GOALS.items()
+        assert case.words not in found.setdefault(case.shape, {})
+        found[case.shape][case.words] = case.goal
+    expected = {
+        shape: {
+            name.format(shape.split()[2][1:]): goal
+            for groups, goals in ((NARROW, narrow), (WIDE, wide))
+            for group, goal in zip(groups, goals, strict=False)
+            for name in group
+        }
+        for shape, (narrow, wide) in GOALS.items()
     }
+    assert found == expected | {shape: {"t5": 1.6, "huang4, max_lag=128": None} for shape in RAGGED_SHAPES}
+
+
+def test_a_causal_case_has_a_causal_encoding_where_there_is_one():
+    causal = {case.encoding for case in bench.CUDA_CASES if case.causal}
+    assert {"t5", "at5", "alibi", "shaw"} < causal
+    for case in (*bench.CPU_CASES, *bench.CUDA_CASES):
+        assert case.options.get("causal", False) == (case.causal and case.encoding in ("t5", "at5")), case
 
 
 def test_every_case_names_an_encoding_that_can_be_made():
     for case in (*bench.CPU_CASES, *bench.CUDA_CASES):
         lagwise.make(case.encoding, heads=case.heads, head_dim=case.head_dim, **case.options)
+
+
+def test_an_eager_case_has_goals_of_its_own_alone():
+    case = Case("t5", 1, 2, 32, 8, goal=2.0, graph=True)
+    assert case.called_eagerly() == replace(case, graph=False, eager=True, goal=None)
+    assert replace(case, eager=True).called_eagerly() == replace(case, eager=True)
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 32, 8, device="cuda")
+    assert list(baselines.plain_contenders(q, q, q, causal=False, eager=True)) == ["plain"]
+
+
+def test_a_sweep_begins_at_128_tokens_in_graphs():
+    gpu = torch.device("cuda")
+    graphs = {time: {case.graph for case in bench.sweep_cases(time, gpu).values()} for time in bench.SWEEP_TIMES["cuda"]}
+    assert graphs == {2**power: {power <= 11} for power in range(7, 18)}
+    assert {case.batch for case in bench.sweep_cases(128, gpu).values()} == {512}
+    assert not any(case.graph for case in bench.sweep_cases(128, CPU).values())
 
 
 @pytest.fixture
@@ -186,7 +226,7 @@ def test_a_line_has_numbers_or_an_error(monkeypatch):
 
 @pytest.mark.usefixtures("unweighed")
 def test_without_its_anchor_a_line_has_no_ratio(monkeypatch):
-    monkeypatch.setattr(bench, "plain_contenders", lambda q, k, v, *, causal: {"plain": [Contender(fails)]})
+    monkeypatch.setattr(bench, "plain_contenders", lambda q, k, v, **options: {"plain": [Contender(fails)]})
     records = run_tiny(quick=True)
     assert records["plain"]["error"] and records["lagwise"]["training_ms"] > 0
     assert records["lagwise"]["training_ratio"] is None and records["lagwise"]["memory_ratio"] is None
@@ -241,12 +281,16 @@ def sweep_line(contender: str, time: int, **numbers) -> dict:
     }  # fmt: skip
 
 
-def test_a_plot_is_drawn_again_from_lines(tmp_path):
+def test_a_plot_is_drawn_again_from_lines(tmp_path, monkeypatch):
     lines = [sweep_line("plain", time, training_ms=1.0 * time, peak_bytes=time) for time in (512, 512, 1024)]
     lines += [sweep_line("mine", 512, training_ms=2.0, peak_bytes=3), sweep_line("mine", 1024, error="left out: too long")]
     path = tmp_path / "lines.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in [*lines, {"bench": "attention"}]))
     assert len(sweep_plot.read_sweep(path)) == 4
+    titles = []
+    monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda figure, text, **style: titles.append(text))
+    sweep_plot.draw_sweep([{**line, "graph": line["time"] == 512} for line in lines], tmp_path / "graphs.png")
+    assert "; CUDA graphs up to T = 512\n" in titles[0]
     for options, picture in (([], "lines.png"), (["--out", str(tmp_path / "new" / "picture.png")], "new/picture.png")):
         result = CliRunner().invoke(app, ["bench", "plot", str(path), *options])
         assert result.exit_code == 0, result.output
@@ -285,6 +329,8 @@ def test_bench_attention_prints_a_table_and_saves_its_numbers(tmp_path):
         "t5",
         "--encoding",
         "huang4",
+        "--shape",
+        "B1",
         "--out",
         str(tmp_path),
     ]
@@ -292,7 +338,7 @@ def test_bench_attention_prints_a_table_and_saves_its_numbers(tmp_path):
     assert result.exit_code == 0, result.output
     assert "plain" in result.output and "eager M4" in result.output and "saved to" in result.output
     # No terminal: a line for each case that is done.
-    assert "1 of 3: t5, T = 64; about" in result.output and "2 of 3: huang4" in result.output
+    assert "1 of 3: t5, B1 H8 T64 D64; about" in result.output and "2 of 3: huang4" in result.output
     assert "about 0 s left" in result.output
     records = read_lines(tmp_path, "attention")
     assert {record["contender"] for record in records} == {"plain", "lagwise", "dense bias", "eager M4"}
@@ -306,8 +352,25 @@ def test_bench_attention_refuses_an_encoding_without_a_case():
     assert result.exit_code == 2 and "there are" in result.output
 
 
-def test_a_sweep_has_encodings_of_its_own():
-    result = CliRunner().invoke(app, ["bench", "attention", "--sweep", "--encoding", "t5"])
+def test_bench_attention_refuses_a_shape_that_no_case_has():
+    result = CliRunner().invoke(app, ["bench", "attention", "--device", "cpu", "--shape", "T4096 graph"])
+    assert result.exit_code == 2 and "B1 H8 T4096 D64 causal" in " ".join(result.output.replace("│", "").split())
+
+
+@pytest.mark.usefixtures("unweighed")
+def test_bench_attention_measures_shapes_that_are_named_and_eager_ones(tmp_path, monkeypatch):
+    cases = [Case("t5", 1, 2, 16, 8, goal=1.5, graph=True), Case("t5", 1, 2, 16, 8, {"causal": True}, causal=True, goal=1.5)]
+    monkeypatch.setattr(bench, "CPU_CASES", cases)
+    options = ["--device", "cpu", "--repeats", "1", "--quick", "--shape", "graph T16", "--eager", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", "attention", *options])
+    assert result.exit_code == 0, result.output
+    for record in read_lines(tmp_path, "attention"):
+        assert record["eager"] and not record["graph"] and record["goal"] is None and not record["causal"]
+
+
+@pytest.mark.parametrize("option", [["--encoding", "t5"], ["--shape", "T512"], ["--eager"], ["--deterministic"]])
+def test_a_sweep_has_encodings_and_shapes_of_its_own(option):
+    result = CliRunner().invoke(app, ["bench", "attention", "--sweep", *option])
     assert result.exit_code == 2 and "--sweep" in result.output
 
 
@@ -435,7 +498,7 @@ def test_bench_linear_prints_a_table_and_saves_its_numbers(tmp_path):
 
 @pytest.mark.usefixtures("tiny_linear", "unweighed")
 def test_bench_linear_takes_a_length_and_a_mask(tmp_path):
-    assert "relu, causal" in invoke_linear(tmp_path, "--time", "48", "--causal", "--quick", "--encoding", "sine-spe")
+    assert "B1 H2 T48 D8 causal" in invoke_linear(tmp_path, "--time", "48", "--causal", "--quick", "--encoding", "sine-spe")
     records = read_lines(tmp_path, "linear")
     assert [record["contender"] for record in records] == ["plain", "lagwise, none", "lagwise, sine-spe"]
     assert all(record["time"] == 48 and record["causal"] and record["goal"] is None for record in records)

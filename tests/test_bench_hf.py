@@ -15,7 +15,7 @@ from lagwise.extras import install_command
 from lagwise.hf.bert import self_attentions
 from lagwise.lab.bench import hf as bench
 from lagwise.lab.bench import timing
-from lagwise.lab.bench.hf import BERT_4, Answer, ModelBatch, ModelCase
+from lagwise.lab.bench.hf import BERT_4, FLOOR, Answer, ModelBatch, ModelCase
 from lagwise.lab.bench.timing import Measured
 from lagwise.lab.cli import app
 
@@ -28,8 +28,8 @@ BERT = {
 }  # fmt: skip
 TINY = {"t5": (T5ForConditionalGeneration, T5), "t5-encoder": (T5EncoderModel, T5), "bert": (BertForMaskedLM, BERT)}
 CONTENDERS = {
-    "t5": ["eager", "sdpa", "lagwise"],
-    "t5-encoder": ["eager", "sdpa", "lagwise"],
+    "t5": ["eager", "sdpa", "lagwise", FLOOR],
+    "t5-encoder": ["eager", "sdpa", "lagwise", FLOOR],
     "bert": [BERT_4, "sdpa", "lagwise"],
 }
 
@@ -81,7 +81,8 @@ def test_the_command_prints_a_table_and_saves_its_numbers(tmp_path):
         for kind in ("training", "inference"):
             assert line[f"{kind}_tokens_per_s"] == pytest.approx(1000 * line["tokens"] / line[f"{kind}_ms"])
             assert line[f"{kind}_speedup"] > 0
-        compared = line["contender"] != "sdpa" or line["model"] != "bert"
+        compared = line["contender"] != ("sdpa" if line["model"] == "bert" else FLOOR)
+        assert (line["floor_ratio"] is None) == (line["model"] == "bert")
         assert (line["output_difference"] is not None) == (line["loss_difference"] is not None) == compared
         assert ("logits_share" in line) == (line["model"] != "t5-encoder")
         assert line["goal_met"] is (True if line["contender"] == "lagwise" else None)
@@ -93,7 +94,7 @@ def test_the_options_choose_cases_and_shapes(tmp_path):
     assert result.exit_code == 0, result.output
     lines = read_lines(tmp_path)
     assert {(line["model"], line["contender"]) for line in lines} == {
-        ("bert", BERT_4), ("bert", "lagwise"), ("t5-encoder", "sdpa"), ("t5-encoder", "lagwise"),
+        ("bert", BERT_4), ("bert", "lagwise"), ("t5-encoder", "sdpa"), ("t5-encoder", "lagwise"), ("t5-encoder", FLOOR),
     }  # fmt: skip
     assert all(line["batch"] == 1 and line["time"] == 5 and line["goal"] is line["goal_met"] is None for line in lines)
 
@@ -101,6 +102,8 @@ def test_the_options_choose_cases_and_shapes(tmp_path):
 def test_a_case_that_is_not_there_is_refused(tmp_path):
     result = invoke(tmp_path, "--case", "t6")
     assert result.exit_code == 2 and "t5-encoder" in result.output
+    result = invoke(tmp_path, "--shape", "B3 T12")
+    assert result.exit_code == 2 and "there are B2 T12" in result.output
 
 
 def test_help_teaches():
@@ -125,7 +128,29 @@ def test_contenders_share_their_weights(name):
         assert {x.data_ptr() for x in model.parameters()} <= ours
     for contender, model in models.items():
         asked = {module.config._attn_implementation for module in model.modules() if isinstance(module, T5Attention)}
-        assert asked <= {contender}
+        assert asked <= {"sdpa" if contender == FLOOR else contender}
+
+
+@pytest.mark.parametrize("name, calls", [("t5", 3), ("t5-encoder", 1)])
+def test_the_model_without_positions_has_neither_a_bias_nor_a_mask(name, calls, monkeypatch):
+    case, seen = ModelCase(name, 2, 12), []
+    batch, models = bench.make_batch(case, CPU), bench.make_models(case, CPU, torch.float32)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(q, k, v, attn_mask=None, is_causal=False, **options):
+        seen.append((attn_mask is None, is_causal))
+        return attend(q, k, v, attn_mask=attn_mask, is_causal=is_causal, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    found = bench.answer(models[FLOOR], batch)
+    # Two layers each of the encoder, of the decoder, which alone is causal, and across.
+    assert len(seen) == 2 * calls and all(unmasked for unmasked, _ in seen)
+    assert sum(causal for _, causal in seen) == (2 if name == "t5" else 0)
+    monkeypatch.undo()
+    for label, weight in models["sdpa"].named_parameters():
+        if "relative_attention_bias" in label:
+            torch.nn.init.zeros_(weight)
+    torch.testing.assert_close(found.output, bench.answer(models["sdpa"], batch).output)
 
 
 def test_training_draws_dropout_and_inference_does_not():
@@ -202,13 +227,18 @@ def out_of_memory(*inputs, **options):
 
 
 @pytest.mark.usefixtures("unweighed")
-@pytest.mark.parametrize("failing", ["eager", "sdpa"])
+@pytest.mark.parametrize("failing", ["eager", "sdpa", FLOOR])
 def test_a_contender_without_memory_is_a_line_that_says_so(failing, monkeypatch, tmp_path):
-    training_step = bench.training_step
+    training_step, make_models, made = bench.training_step, bench.make_models, {}
+
+    def models(*arguments):
+        made.update(make_models(*arguments))
+        return dict(made)
 
     def steps(model, batch):
-        return out_of_memory if model.config._attn_implementation == failing else training_step(model, batch)
+        return out_of_memory if model is made[failing] else training_step(model, batch)
 
+    monkeypatch.setattr(bench, "make_models", models)
     monkeypatch.setattr(bench, "training_step", steps)
     result = invoke(tmp_path, "--case", "t5-encoder")
     assert result.exit_code == 0 and "OutOfMemoryError: CUDA out of memory." in result.output
@@ -217,6 +247,7 @@ def test_a_contender_without_memory_is_a_line_that_says_so(failing, monkeypatch,
         if line["contender"] == "lagwise":
             assert (line["training_speedup"] is None) == (line["memory_ratio"] is None) == (failing == "sdpa")
             assert line["goal_met"] is (None if failing == "sdpa" else True)
+            assert (line["floor_ratio"] is None) == (failing == FLOOR)
 
 
 @pytest.mark.usefixtures("unweighed")
@@ -234,28 +265,36 @@ def test_a_contender_that_does_not_answer_is_not_measured(monkeypatch):
 
 
 def test_goals_are_held_against_the_anchor_in_the_same_turn():
-    case = ModelCase("t5", 2, 12, goal=3.0, memory_goal=0.5)
+    case = ModelCase("t5", 2, 12, goal=3.0, memory_goal=0.5, floor_goal=1.25)
     batch = ModelBatch({"input_ids": torch.zeros(2, 50, dtype=torch.long)}, None)
-    training = {"sdpa": Measured([4.0, 8.0, 4.0], 900), "lagwise": Measured([1.0, 2.0, 1.0], 400)}
-    numbers = bench.numbers_of(case, batch, training, training, {"sdpa": 100, "lagwise": 100})
+    training = {
+        "sdpa": Measured([4.0, 8.0, 4.0], 900), "lagwise": Measured([1.0, 2.0, 1.0], 400), FLOOR: Measured([0.8, 1.6, 0.8], 400),
+    }  # fmt: skip
+    numbers = bench.numbers_of(case, batch, training, training, dict.fromkeys(training, 100))
     ours = numbers["lagwise"]
     assert ours["training_speedup"] == 4.0 and ours["training_tokens_per_s"] == 100.0 and ours["memory_ratio"] == 0.5
-    assert bench.goals_met(case, "lagwise", ours) == {"goal_met": True, "memory_goal_met": True}
-    stricter = replace(case, goal=4.1, memory_goal=0.49)
-    assert bench.goals_met(stricter, "lagwise", ours) == {"goal_met": False, "memory_goal_met": False}
-    assert bench.goals_met(case, "sdpa", numbers["sdpa"]) == {"goal_met": None, "memory_goal_met": None}
-    assert bench.goals_met(case, "lagwise", {"error": "it failed"}) == {"goal_met": None, "memory_goal_met": None}
+    assert ours["floor_ratio"] == 1.25 and numbers["sdpa"]["floor_ratio"] == 5.0
+    names = ("goal_met", "memory_goal_met", "floor_goal_met")
+    assert bench.goals_met(case, "lagwise", ours) == dict.fromkeys(names, True)
+    stricter = replace(case, goal=4.1, memory_goal=0.49, floor_goal=1.24)
+    assert bench.goals_met(stricter, "lagwise", ours) == dict.fromkeys(names, False)
+    assert bench.goals_met(case, "sdpa", numbers["sdpa"]) == dict.fromkeys(names)
+    assert bench.goals_met(case, "lagwise", {"error": "it failed"}) == dict.fromkeys(names)
 
 
 def test_the_cases_on_a_gpu_are_those_of_the_goals():
-    found = {(case.model, case.batch, case.dropout): (case.time, case.goal, case.memory_goal) for case in bench.CASES["cuda"]}
+    cases = bench.CASES["cuda"]
+    found = {(case.model, case.shape, case.dropout): (case.goal, case.memory_goal) for case in cases}
     expected = {
-        ("t5-base", 8): (4096, 3.0, 0.5),
-        ("t5-base", 2): (4096, 3.0, 0.5),
-        ("t5-base-encoder", 8): (4096, None, None),
-        ("bert-base-m4", 32): (512, 5.0, None),
+        ("t5-base", "B8 T4096"): (3.0, 0.5),
+        ("t5-base", "B2 T4096"): (3.0, 0.5),
+        ("t5-base-encoder", "B8 T4096"): (None, None),
+        ("bert-base-m4", "B32 T512"): (5.0, None),
     }
-    assert found == {(*name, dropout): shape for name, shape in expected.items() for dropout in (0.0, 0.1)}
+    short = {("t5-base", shape, 0.0): (None, None) for shape in ("B64 T64", "B32 T128", "B16 T512", "B4 T2048")}
+    assert found == short | {(*name, dropout): goals for name, goals in expected.items() for dropout in (0.0, 0.1)}
+    floors = {(case.shape, case.dropout): case.floor_goal for case in cases if case.floor_goal}
+    assert floors == {(shape, 0.0): 1.15 for _, shape, _ in [*short, (None, "B2 T4096", None)]}
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch, tmp_path):

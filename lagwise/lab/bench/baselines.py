@@ -132,9 +132,12 @@ def flex(
     return kernel(q, k, v, score_mod=score_mod, kernel_options=tiles)
 
 
-def plain_contenders(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Entry]:
-    """Returns attention without positions by name; the first is what ratios are taken to."""
-    if q.device.type != "cuda":
+def plain_contenders(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, eager: bool = False) -> dict[str, Entry]:
+    """Returns attention without positions by name; the first is what ratios are taken to.
+
+    With `eager` it is torch's own choice of a kernel: to name one takes the host some time of its own.
+    """
+    if eager or q.device.type != "cuda":
         return {"plain": [Contender(lambda: plain_attention(q, k, v, causal=causal))]}
     return {
         "plain cuDNN": [Contender(lambda: plain_attention(q, k, v, causal=causal, backend=SDPBackend.CUDNN_ATTENTION))],

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -22,6 +22,8 @@ class Case:
         goal: The ratio to plain attention, in training, that we promise for it.
         memory_goal: The same of the memory, inputs included.
         graph: Time CUDA graphs of all contenders: at short lengths launches would hide the kernels.
+        eager: Take ratios to torch's attention as people call it, not to cuDNN's kernel: at short lengths calls are what costs.
+        ragged: Sequences of random lengths up to `time`, padded ("lengths") or packed ("cu_seqlens").
     """
 
     encoding: str
@@ -34,11 +36,16 @@ class Case:
     goal: float | None = None
     memory_goal: float | None = None
     graph: bool = False
+    eager: bool = False
+    ragged: Literal["lengths", "cu_seqlens"] | None = None
 
     @property
     def words(self) -> str:
-        options = "".join(f", {name}={value}" for name, value in self.options.items())
-        return f"{self.encoding}{options}{', causal' if self.causal else ''}"
+        return words_of(asdict(self))
+
+    @property
+    def shape(self) -> str:
+        return shape_of(asdict(self))
 
     def at(self, time: int) -> "Case":
         """Returns the case at another length, without its goals; a table as wide as the sequence stays so.
@@ -48,6 +55,36 @@ class Case:
         """
         wide = {"max_lag": time} if self.options.get("max_lag") == self.time else {}
         return replace(self, time=time, options=self.options | wide, goal=None, memory_goal=None)
+
+    def called_eagerly(self) -> "Case":
+        """Returns the case without CUDA graphs and, unless it was so before, without its goals."""
+        return self if self.eager else replace(self, graph=False, eager=True, goal=None, memory_goal=None)
+
+
+def words_of(fields: Mapping[str, Any]) -> str:
+    """Returns the model or the encoding of a case or of its record, with all options but those that `shape_of` shows.
+
+    >>> words_of({"encoding": "at5", "options": {"max_lag": 128, "causal": True}, "causal": True})
+    'at5, max_lag=128'
+    >>> words_of({"model": "t5-base", "dropout": 0.1})
+    't5-base, dropout 0.1'
+    """
+    names = [str(fields[name]) for name in ("model", "attention", "encoding") if name in fields]
+    options = [f"{name}={value}" for name, value in fields.get("options", {}).items() if name != "causal"]
+    return ", ".join([*names, *options, *(f"{name} {fields[name]}" for name in ("dropout", "position") if name in fields)])
+
+
+def shape_of(fields: Mapping[str, Any]) -> str:
+    """Returns the sizes of a case or of its record, and how it is called.
+
+    >>> shape_of({"batch": 4, "heads": 16, "time": 2048, "head_dim": 128, "causal": True, "graph": True})
+    'B4 H16 T2048 D128 causal graph'
+    """
+    letters = {"batch": "B", "heads": "H", "time": "T", "head_dim": "D"}
+    sizes = [f"{letter}{fields[name]}" for name, letter in letters.items() if name in fields]
+    # Records of older versions lack what came later.
+    ways = [name for name in ("causal", "graph", "eager") if fields.get(name)]
+    return " ".join([*sizes, *ways, *([fields["ragged"]] if fields.get("ragged") else [])])
 
 
 def make_records(

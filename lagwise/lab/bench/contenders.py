@@ -35,11 +35,14 @@ Entry: TypeAlias = list[Contender] | str
 """Attempts, of which the first that runs is measured, or the reason for which a contender is left out."""
 
 
-def make_tensors(case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Returns q, k and v, and a gradient of the output."""
+def make_tensors(case: Case, device: torch.device, dtype: torch.dtype, *, by_token: bool = False) -> list[Tensor]:
+    """Returns q, k and v, and a gradient of the output, whose memory goes head by head or token by token."""
     generator = torch.Generator(device).manual_seed(0)
-    shape = (case.batch, case.heads, case.time, case.head_dim)
+    sizes = (case.time, case.heads) if by_token else (case.heads, case.time)
+    shape = (case.batch, *sizes, case.head_dim)
     made = [torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(4)]
+    if by_token:
+        made = [x.transpose(1, 2) for x in made]
     return [*(x.requires_grad_() for x in made[:3]), made[3]]
 
 
@@ -124,9 +127,12 @@ def first_that_runs(attempts: list[Contender], training: Callable[[Contender], C
 
 @contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
-    """Switches torch's deterministic algorithms on, if wanted."""
+    """Switches torch's deterministic algorithms on, if wanted; if not, no call is made slower by a switch."""
+    if not wanted:
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(wanted or before)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -10,15 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, T5Config, T5EncoderModel, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from lagwise.hf import NAME, Mask, restore_relative
 from lagwise.hf.bert import TABLE, self_attentions
 from lagwise.lab.bench.baselines import m4_logits, pairwise_lags
-from lagwise.lab.bench.cases import make_records
+from lagwise.lab.bench.cases import make_records, shape_of, words_of
 from lagwise.lab.bench.timing import Measured, error_words, measure, ratios
 
 BERT_4 = "transformers 4 eager"
 """BERT with relative positions as transformers 4.57 computed it; no other attention of transformers 5 computes them."""
+
+FLOOR = "no positions"
+"""T5 on torch's attention without a bias: what a position encoding that costs nothing would take."""
 
 T5_BASE = {"vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
 T5_SMALL = {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
@@ -61,6 +65,7 @@ class ModelCase:
         dropout: Of attention weights and of hidden states alike.
         goal: How many times the tokens per second of the anchor we promise in training.
         memory_goal: Which share of the anchor's memory in training we promise at most.
+        floor_goal: How many times the training time without positions we promise at most.
     """
 
     model: str
@@ -69,25 +74,35 @@ class ModelCase:
     dropout: float = 0.0
     goal: float | None = None
     memory_goal: float | None = None
+    floor_goal: float | None = None
 
     @property
     def words(self) -> str:
-        return f"{self.model}, dropout {self.dropout}"
+        return words_of(asdict(self))
+
+    @property
+    def shape(self) -> str:
+        return shape_of(asdict(self))
 
     @property
     def anchor(self) -> str:
         """What ratios and goals are taken to."""
         return BERT_4 if MODELS[self.model][0] is BertForMaskedLM else "sdpa"
 
+    @property
+    def unlike(self) -> str:
+        """The contender that computes something else than the others, for reference."""
+        return "sdpa" if self.anchor == BERT_4 else FLOOR
+
     def at(self, batch: int | None, time: int | None) -> "ModelCase":
         """Returns the case in another shape, without its goals.
 
         >>> ModelCase("t5-base", 8, 4096, goal=3.0).at(None, 512)
-        ModelCase(model='t5-base', batch=8, time=512, dropout=0.0, goal=None, memory_goal=None)
+        ModelCase(model='t5-base', batch=8, time=512, dropout=0.0, goal=None, memory_goal=None, floor_goal=None)
         """
         if batch is None and time is None:
             return self
-        return replace(self, batch=batch or self.batch, time=time or self.time, goal=None, memory_goal=None)
+        return replace(self, batch=batch or self.batch, time=time or self.time, goal=None, memory_goal=None, floor_goal=None)
 
 
 CASES = {
@@ -99,10 +114,14 @@ CASES = {
         ModelCase("bert-small-m4", 1, 512, 0.1),
     ],
     "cuda": [
+        ModelCase("t5-base", 64, 64, floor_goal=1.15),
+        ModelCase("t5-base", 32, 128, floor_goal=1.15),
+        ModelCase("t5-base", 16, 512, floor_goal=1.15),
+        ModelCase("t5-base", 4, 2048, floor_goal=1.15),
         ModelCase("t5-base", 8, 4096, goal=3.0, memory_goal=0.5),
         ModelCase("t5-base", 8, 4096, 0.1, goal=3.0, memory_goal=0.5),
         # With 8 sequences "eager" and "sdpa" need more memory than there is.
-        ModelCase("t5-base", 2, 4096, goal=3.0, memory_goal=0.5),
+        ModelCase("t5-base", 2, 4096, goal=3.0, memory_goal=0.5, floor_goal=1.15),
         ModelCase("t5-base", 2, 4096, 0.1, goal=3.0, memory_goal=0.5),
         # Without the head, whose logits are most of the memory of ours.
         ModelCase("t5-base-encoder", 8, 4096),
@@ -153,12 +172,12 @@ def measure_model(
     a RuntimeError is raised if they do not agree.
 
     Args:
-        quick: Leave out all but ours and the anchor.
+        quick: Leave out all but ours, the anchor, and T5 without positions.
     """
     torch.manual_seed(0)
     batch, models = make_batch(case, device), make_models(case, device, dtype)
     if quick:
-        models = {name: model for name, model in models.items() if name in (case.anchor, NAME)}
+        models = {name: model for name, model in models.items() if name in (case.anchor, NAME, FLOOR)}
     facts = compare_answers(case, models, batch, dtype, progress)
     ready = {name: model.train() for name, model in models.items() if "error" not in facts[name]}
     training = measure({name: training_step(model, batch) for name, model in ready.items()}, device, repeats, progress)
@@ -182,11 +201,12 @@ def numbers_of(
     """Returns the numbers of each contender that was measured, or its error.
 
     A speedup is the ratio of tokens per second to the anchor's in the same turn, and `memory_ratio` that of `held_bytes`: the
-    peak of a training step with the weights and the batch.
+    peak of a training step with the weights and the batch. `floor_ratio` is the time of training by that without positions.
     """
     training_ratios, inference_ratios = (
         ratios(measured, case.anchor) if case.anchor in measured else {} for measured in (training, inference)
     )
+    floor_ratios = ratios(training, FLOOR) if FLOOR in training else {}
     base = held[case.anchor] + training[case.anchor].peak if case.anchor in training_ratios else None
     numbers: dict[str, dict[str, Any]] = {}
     for name, trained in training.items():
@@ -202,6 +222,7 @@ def numbers_of(
             "inference_ms": 1000 * inference[name].median,
             "training_speedup": 1.0 / training_ratios[name] if name in training_ratios else None,
             "inference_speedup": 1.0 / inference_ratios[name] if name in inference_ratios else None,
+            "floor_ratio": floor_ratios.get(name),
             "peak_bytes": trained.peak,
             "held_bytes": peak,
             "inference_held_bytes": inference[name].peak + held[name],
@@ -213,11 +234,12 @@ def numbers_of(
 
 def goals_met(case: ModelCase, name: str, numbers: dict[str, Any]) -> dict[str, bool | None]:
     """Says whether ours meets the goals of a case; None where there is no goal, or no number to hold against it."""
-    speedup, memory = numbers.get("training_speedup"), numbers.get("memory_ratio")
+    speedup, memory, floor = (numbers.get(each) for each in ("training_speedup", "memory_ratio", "floor_ratio"))
     promised = name == NAME
     return {
         "goal_met": speedup >= case.goal if promised and case.goal and speedup else None,
         "memory_goal_met": memory <= case.memory_goal if promised and case.memory_goal and memory else None,
+        "floor_goal_met": floor <= case.floor_goal if promised and case.floor_goal and floor else None,
     }
 
 
@@ -248,8 +270,26 @@ def make_models(case: ModelCase, device: torch.device, dtype: torch.dtype) -> di
             nn.init.normal_(weight, std=SHARPNESS)
     models = {name: twin(model) for name in ("eager", "sdpa", NAME)}
     for name, each in models.items():
-        each.set_attn_implementation(name)
-    return models
+        # One by one: in transformers 5.17 a model does not tell its stacks, which would stay with "sdpa".
+        for part in each.modules():
+            if isinstance(part, PreTrainedModel):
+                part.set_attn_implementation(name)
+    return models | {FLOOR: without_positions(models["sdpa"])}
+
+
+def without_positions(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns a copy of a T5 on torch's attention that shares its weights and makes no bias."""
+    plain = twin(model)
+    for layer in plain.modules():
+        if isinstance(layer, T5Attention):
+            # A layer that has a bias asks for it, and one without would make zeros.
+            layer.has_relative_attention_bias = True
+            layer.compute_bias = no_bias
+    return plain
+
+
+def no_bias(*sizes: Any, **options: Any) -> None:
+    """Makes no bias."""
 
 
 def make_berts(sizes: dict[str, Any], case: ModelCase, dtype: torch.dtype) -> dict[str, PreTrainedModel]:
@@ -336,7 +376,8 @@ def compare_answers(
 ) -> dict[str, dict[str, Any]]:
     """Returns the loss of each contender and how far it is from the anchor's, or its error; raises if they do not agree.
 
-    The anchor is the first that answers, where the anchor itself does not. A BERT with absolute positions has none.
+    The anchor is the first that answers, where the anchor itself does not. A BERT with absolute positions has none, and neither
+    has a T5 without positions.
     """
     facts: dict[str, dict[str, Any]] = {}
     reference: tuple[str, Answer] | None = None
@@ -348,7 +389,7 @@ def compare_answers(
             facts[name] = {"error": error_words(error)}
             continue
         facts[name] = {"loss": found.loss, "loss_difference": None, "output_difference": None}
-        if case.anchor == BERT_4 and name == "sdpa":
+        if name == case.unlike:
             continue
         if reference is None:
             reference = name, found

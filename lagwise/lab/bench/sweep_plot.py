@@ -73,8 +73,10 @@ def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     last = measured[-1]
+    graphs = [line["time"] for line in measured if line.get("graph")]
+    how = f"; CUDA graphs up to T = {max(graphs):,}" if graphs else ""
     figure.suptitle(
-        f"{TITLES[last['bench']]}\n"
+        f"{TITLES[last['bench']]}{how}\n"
         f"{last['device']}, torch {last['torch']}, {last['dtype']}, {last['heads']} heads of {last['head_dim']}, "
         f"lagwise {last['lagwise']} ({last['commit'] or 'commit unknown'}), {last['date']}",
         fontsize=11,

@@ -7,14 +7,14 @@ import typer
 from rich.table import Table
 
 from lagwise.extras import install_command
-from lagwise.lab.cli.bench.screen import Sheet
+from lagwise.lab.cli.bench.screen import Shape, Sheet, of_shapes
 from lagwise.lab.cli.console import failed, in_words
 from lagwise.lab.cli.options import Device, Lines, chosen_device, chosen_dtype
 from lagwise.lab.cli.progress import count_cases
 
 HF_COLUMNS = [
-    "case", "shape", "contender", "training tokens/s", "ratio", "goal", "inference tokens/s", "ratio",
-    "peak MiB", "ratio", "goal",
+    "case", "shape", "contender", "training tokens/s", "ratio", "goal", "time by no positions", "goal", "inference tokens/s",
+    "ratio", "peak MiB", "ratio", "goal",
 ]  # fmt: skip
 
 
@@ -25,6 +25,7 @@ def command(
         str | None, typer.Option(help="Of the weights: float32, bfloat16 or float16; bfloat16 on a GPU unless given.")
     ] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this model, such as t5-base; may be repeated.")] = None,
+    shape: Shape = None,
     batch: Annotated[int | None, typer.Option(help="Use this number of sequences in all cases, and no goals.", min=1)] = None,
     time: Annotated[int | None, typer.Option(help="Use this length in all cases, and no goals.", min=1)] = None,
     repeats: Annotated[int | None, typer.Option(help="Turns of each contender: 7, or 3 on a CPU.", min=1)] = None,
@@ -35,12 +36,15 @@ def command(
 
         lagwise bench hf --quick
         lagwise bench hf --case t5-small --time 256
+        lagwise bench hf --case t5-base --shape "B16 T512"
 
-    T5 (t5-base; t5-base-encoder is its encoder alone) runs with "eager", "sdpa" and "lagwise". BERT with relative positions
+    T5 (t5-base; t5-base-encoder is its encoder alone) runs with "eager", "sdpa" and "lagwise", and for reference without
+    positions, on torch's attention without a bias: the least that any encoding could take. BERT with relative positions
     (bert-base-m4: relative_key_query) runs as transformers 4 computed it, with "lagwise", and for reference with "sdpa", which
     has no relative positions. On a CPU the models are smaller: t5-small, t5-small-encoder, bert-small-m4.
 
-    The contenders have the same random weights, are first checked to compute the same, and run in turns. Training is a step
+    The contenders have the same random weights, are first checked to compute the same but for those two, and run in turns.
+    Training is a step
     forward and backward without an optimizer, inference a forward pass; all tokens of a batch count, in T5 those of both sides.
     The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to transformers 4 for BERT:
     more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
@@ -59,8 +63,8 @@ def command(
         if name not in known:
             raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
     sheet = Sheet("hf", HF_COLUMNS, out, where, kind, beside=f", transformers {bench.versions()['transformers']}")
-    chosen = [each.at(batch, time) for each in cases if not case or each.model in case]
-    for each, progress in count_cases(chosen, lambda each: f"{each.words}, T = {each.time}"):
+    chosen = [each.at(batch, time) for each in of_shapes(cases, shape) if not case or each.model in case]
+    for each, progress in count_cases(chosen, lambda each: f"{each.words}, {each.shape}"):
         records = bench.measure_model(
             each, device=where, dtype=kind, repeats=repeats or (3 if where.type == "cpu" else 7), quick=quick, progress=progress
         )
@@ -71,6 +75,8 @@ def command(
 def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> list[str]:
     """Adds the lines of one model to the table, and returns what there is to say about those without numbers."""
 
+    from lagwise.lab.bench.cases import shape_of
+
     def ratio(number: float | None) -> str:
         return "-" if number is None else f"{number:.2f}"
 
@@ -79,10 +85,10 @@ def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> l
 
     notes = []
     for number, record in enumerate(records):
-        shape = "B{batch} T{time}".format(**record)
+        shape = shape_of(record)
         labels = [words, shape, record["contender"]] if number == 0 else ["", "", record["contender"]]
         if "error" in record:
-            table.add_row(*labels, "-", "-", "", "-", "-", "-", "-", "")
+            table.add_row(*labels, "-", "-", "", "-", "", "-", "-", "-", "-", "")
             notes.append(f"{words} {shape}, {record['contender']}: {record['error']}")
             continue
         table.add_row(
@@ -90,6 +96,8 @@ def add_hf_rows(table: Table, records: list[dict[str, Any]], *, words: str) -> l
             f"{record['training_tokens_per_s']:,.0f}",
             ratio(record["training_speedup"]),
             verdict(">=", record["goal"], record["goal_met"]),
+            ratio(record["floor_ratio"]),
+            verdict("<=", record["floor_goal"], record["floor_goal_met"]),
             f"{record['inference_tokens_per_s']:,.0f}",
             ratio(record["inference_speedup"]),
             f"{record['held_bytes'] / 2**20:,.0f}",

@@ -67,7 +67,7 @@ def command(
                 replace(shape, causal=causal), quick=quick, bench="linear sweep" if sweep else "linear", progress=progress,
                 **options,
             )  # fmt: skip
-            sheet.add(records, add_rows, words=f"{bench.FEATURES}{', causal' if causal else ''}")
+            sheet.add(records, add_rows, words=bench.FEATURES)
     sheet.show(sweep=sweep)
 
 

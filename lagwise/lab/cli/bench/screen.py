@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.table import Table
@@ -14,7 +14,21 @@ if TYPE_CHECKING:
 
     from lagwise.lab.bench.cases import Case
 
+Shape = Annotated[
+    list[str] | None, typer.Option(help='Only cases with all of these words in their shape, as "T512 graph"; may be repeated.')
+]
+
 COLUMNS = ["case", "shape", "contender", "forward ms", "ratio", "training ms", "ratio", "goal", "peak MiB", "ratio"]
+
+
+class HasShape(Protocol):
+    """A case of any bench."""
+
+    @property
+    def shape(self) -> str: ...
+
+
+Shaped = TypeVar("Shaped", bound=HasShape)
 
 
 class Sheet:
@@ -70,9 +84,11 @@ def draw_plot(lines: Path, picture: Path) -> Path:
 
 def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") -> list[str]:
     """Adds the lines of one case to the table, and returns what there is to say about those without numbers."""
+    from lagwise.lab.bench.cases import shape_of
+
     notes = []
     for number, record in enumerate(records):
-        shape = "B{batch} H{heads} T{time} D{head_dim}".format(**record) + (" graph" if record["graph"] else "")
+        shape = shape_of(record)
         labels = [words, shape] if number == 0 else ["", ""]
         impl = f" ({record['impl']})" if record.get("impl") else ""
         tiles = " (cut tiles)" if isinstance(record.get("tiles"), dict) else ""
@@ -98,11 +114,31 @@ def add_rows(table: Table, records: list[dict[str, Any]], *, words: str = "") ->
     return notes
 
 
-def chosen_cases(cases: list["Case"], encodings: list[str] | None, time: int | None) -> list["Case"]:
-    """Returns the cases of the given encodings, at the given length."""
+def chosen_cases(
+    cases: list["Case"], encodings: list[str] | None, time: int | None, shapes: list[str] | None = None
+) -> list["Case"]:
+    """Returns the cases of the given encodings and shapes, at the given length."""
     check_encodings(encodings, sorted({case.encoding for case in cases}))
-    chosen = [case for case in cases if not encodings or case.encoding in encodings]
+    chosen = [case for case in of_shapes(cases, shapes) if not encodings or case.encoding in encodings]
     return chosen if time is None else [case.at(time) for case in chosen]
+
+
+def of_shapes(cases: list[Shaped], shapes: list[str] | None) -> list[Shaped]:
+    """Returns the cases whose shape has all words of one of some shapes; raises for a shape that no case has."""
+    for words in shapes or []:
+        if not any(has_words(case.shape, words) for case in cases):
+            known = "; ".join(dict.fromkeys(case.shape for case in cases))
+            raise typer.BadParameter(f"no case has the shape {words!r}; there are {known}", param_hint="--shape")
+    return [case for case in cases if not shapes or any(has_words(case.shape, words) for words in shapes)]
+
+
+def has_words(shape: str, words: str) -> bool:
+    """Says whether a shape has some words.
+
+    >>> has_words("B4 H16 T2048 D128 causal graph", "T2048 causal"), has_words("B4 H16 T2048 D64", "T20")
+    (True, False)
+    """
+    return set(words.split()) <= set(shape.split())
 
 
 def check_encodings(names: list[str] | None, known: list[str]) -> None:
