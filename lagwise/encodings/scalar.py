@@ -4,12 +4,13 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies
 from lagwise.encodings.base import Encoding
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.encodings.shared import Shared
 from lagwise.errors import (
     require_choice,
     require_even,
@@ -46,8 +47,6 @@ class T5(Encoding):
     torch.Size([8, 114])
     """
 
-    bucket: Tensor
-
     def __init__(self, *, heads: int, buckets: int = 32, max_lag: int = 128, causal: bool = False):
         super().__init__()
         require_sizes(heads=heads)
@@ -55,8 +54,12 @@ class T5(Encoding):
         lags = near_lags(buckets, max_lag, causal)
         self.first, self.causal = int(lags[0]), causal
         self.weight = nn.Parameter(torch.zeros(heads, buckets))
-        bucket = t5_bucket(lags, buckets, max_lag, causal).to(self.weight.device)
-        self.register_buffer("bucket", bucket, persistent=False)
+        self.shared = Shared(t5_bucket(lags, buckets, max_lag, causal), count=buckets, device=self.weight.device)
+
+    @property
+    def bucket(self) -> Int[Tensor, " lags"]:
+        """The bucket of each lag from `first` on."""
+        return self.shared.place
 
     @classmethod
     def from_weight(
@@ -84,9 +87,8 @@ class T5(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        # The gather stays in autograd, so kernels see and differentiate a table, never buckets. It is an embedding, because the
-        # gradient of an index is not summed in the same order each time.
-        return Terms(bias=LagTable(nn.functional.embedding(self.bucket, self.weight.T).T, self.first))
+        # The gather stays in autograd, so kernels see and differentiate a table, never buckets.
+        return Terms(bias=LagTable(self.shared.table(self.weight), self.first))
 
     def make_neutral(self) -> bool:
         nn.init.zeros_(self.weight)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies
 from lagwise.encodings.base import Encoding
+from lagwise.encodings.shared import Shared
 from lagwise.errors import require_even, require_floats, require_lag, require_sizes, require_switches
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
@@ -99,11 +100,11 @@ class HuangM1(Encoding):
         require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
+        distance = torch.arange(-max_lag, max_lag + 1, device="cpu").abs()
+        self.shared = Shared(distance, count=max_lag + 1, device=self.weight.device)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        zero, future = self.weight.split([1, self.max_lag], dim=1)
-        both = torch.cat([future.flip(1), zero, future], dim=1)
-        return Terms(gain=LagTable(both[..., None], -self.max_lag))
+        return Terms(gain=LagTable(self.shared.table(self.weight)[..., None], -self.max_lag))
 
     def make_neutral(self) -> bool:
         nn.init.ones_(self.weight)
