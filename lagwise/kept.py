@@ -7,6 +7,7 @@ from threading import Lock
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -81,3 +82,14 @@ def may_keep(device: torch.device) -> bool:
 def stream_of(device: torch.device) -> int:
     """Returns the stream that tensors are made and read on: another one would have to wait for it."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"]:
+    """Returns |n| for the lags from `first` to `last`, in float32 at least: half precision cannot tell far lags apart."""
+    return made_distances(first, last, parameter.device, torch.promote_types(parameter.dtype, torch.float32))[0]
+
+
+@over_lags
+def made_distances(first: int, last: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor]:
+    """Makes them."""
+    return (torch.arange(first, last + 1, dtype=dtype, device=device).abs(),)

@@ -20,7 +20,7 @@ from lagwise.errors import (
     require_sizes,
     require_switches,
 )
-from lagwise.kept import over_lags
+from lagwise.kept import distances, over_lags
 from lagwise.lags import LagTable
 from lagwise.ops.register import torch_transforms, transforms_are_active
 from lagwise.terms import Terms
@@ -144,17 +144,6 @@ class T5Free(Encoding):
     def make_neutral(self) -> bool:
         nn.init.zeros_(self.weight)
         return True
-
-
-def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"]:
-    """Returns |n| for the lags from `first` to `last`, in float32 at least: half precision cannot tell far lags apart."""
-    return kept_distances(first, last, parameter.device, torch.promote_types(parameter.dtype, torch.float32))[0]
-
-
-@over_lags
-def kept_distances(first: int, last: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor]:
-    """Makes them."""
-    return (torch.arange(first, last + 1, dtype=dtype, device=device).abs(),)
 
 
 class ALiBi(Encoding):
