@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -18,6 +18,9 @@ LONGEST = 2**13
 """Tensors of farther lags are not kept: there a call takes longer than they do."""
 
 SHORTEST = 2**8
+
+# What positions carry that are a range.
+RANGE = "lagwise_range"
 
 _kept: OrderedDict[tuple[Any, ...], tuple[Tensor, ...]] = OrderedDict()
 _lock = Lock()
@@ -93,3 +96,24 @@ def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"
 def made_distances(first: int, last: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor]:
     """Makes them."""
     return (torch.arange(first, last + 1, dtype=dtype, device=device).abs(),)
+
+
+def positions(first: int, last: int, device: torch.device) -> Int[Tensor, " positions"]:
+    """Returns the positions from `first` to `last`, of which `range_of` knows without looking at them."""
+    (found,) = made_positions(first, last, device)
+    if not torch.compiler.is_compiling():
+        setattr(found, RANGE, (first, last))
+    return found
+
+
+def range_of(positions: Tensor) -> tuple[int, int] | None:
+    """Returns the first and the last of positions that `positions` has made and nobody has changed, otherwise None."""
+    if torch.compiler.is_compiling() or positions.is_inference() or positions._version:
+        return None
+    return getattr(positions, RANGE, None)
+
+
+@over_lags
+def made_positions(first: int, last: int, device: torch.device) -> tuple[Tensor]:
+    """Makes them."""
+    return (torch.arange(first, last + 1, device=device),)

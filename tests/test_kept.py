@@ -206,3 +206,30 @@ def test_threads_share_what_is_kept(monkeypatch):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("first", [0, 5, 2**14])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotary_turns_the_same_by_kept_factors(first, interleaved):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
+    turned = lagwise.Rotary(head_dim=8, interleaved=interleaved).terms(-8, 8, scale=1.0).transform
+    expected = turned(q, k, *[torch.arange(first, first + 9)] * 2)
+    for _ in range(2):
+        at = kept.positions(first, first + 8, CPU)
+        assert kept.range_of(at) == (first, first + 8)
+        assert all(torch.equal(a, b) for a, b in zip(turned(q, k, at, at), expected, strict=True))
+
+
+def test_positions_that_are_changed_are_no_range():
+    at = kept.positions(0, 8, CPU)
+    at += 3
+    assert kept.range_of(at) is None and kept.range_of(torch.arange(9)) is None
+    assert kept.positions(0, 8, CPU).tolist() == list(range(9))
+
+
+def test_positions_of_inference_are_of_use_in_training():
+    with torch.inference_mode():
+        kept.range_of(kept.positions(0, 2**14, CPU))
+        kept.positions(0, 8, CPU)
+    assert not kept.positions(0, 8, CPU).is_inference()
