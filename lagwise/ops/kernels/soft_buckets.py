@@ -182,7 +182,7 @@ def backward(
 def blocks_of(first: int, last: int) -> tuple[int, int]:
     """Returns the number of blocks of lags of the past and of the future."""
     past, future = max(min(last, 0) - first + 1, 0), max(last - max(first, 1) + 1, 0)
-    return triton.cdiv(past, BLOCK), triton.cdiv(future, BLOCK)
+    return math.ceil(past / BLOCK), math.ceil(future / BLOCK)
 
 
 def arguments_of(
