@@ -34,8 +34,9 @@ MOST: dict[str, tuple[int, int]] = {
     # The two gradients of the one table.
     "huang4": (0, 1),
     "xl": (3, 5),
-    "rotary": (2, 4),
-    "xpos": (47, 4),
+    # The operator that turns q and k is two kernels.
+    "rotary": (1, 2),
+    "xpos": (46, 3),
     "sine-spe": (18, 20),
     "conv-spe": (6, 12),
     "permute": (0, 0),

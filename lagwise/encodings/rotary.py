@@ -55,8 +55,8 @@ class Rotary(Encoding):
 
     def _turned(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
         rows = kept_factors(q_positions, width, self.base, q.dtype)
-        keys = rows if k_positions is q_positions else kept_factors(k_positions, width, self.base, k.dtype)
-        return turn(q, *rows, interleaved=self.interleaved), turn(k, *keys, interleaved=self.interleaved)
+        keys = None if k_positions is q_positions else kept_factors(k_positions, width, self.base, k.dtype)
+        return turn(q, k, rows, keys, interleaved=self.interleaved)
 
 
 class XPos(Encoding):
@@ -93,9 +93,9 @@ class XPos(Encoding):
         )
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._scaled(q, q_positions, 1.0), self._scaled(k, k_positions, -1.0)
+        return turn(q, k, self._factors(q, q_positions, 1.0), self._factors(k, k_positions, -1.0), interleaved=True)
 
-    def _scaled(self, x: Tensor, positions: Tensor, sign: float) -> Tensor:
+    def _factors(self, x: Tensor, positions: Tensor, sign: float) -> tuple[Tensor, Tensor]:
         check_width(x, self.head_dim)
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=x.device)
         decay = torch.log((pairs + 0.4 * self.head_dim) / (1.4 * self.head_dim)) / self.unit
@@ -110,7 +110,7 @@ class XPos(Encoding):
 
         check_positions(positions, -limit, limit, refusal, wait=not self.training)
         scales = torch.exp(sign * per_head(positions)[..., None] * decay)
-        return turn(x, *factors(positions, self.head_dim, self.base, x.dtype, scales), interleaved=True)
+        return factors(positions, self.head_dim, self.base, x.dtype, scales)
 
 
 def kept_factors(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
