@@ -39,7 +39,7 @@ def by_hand(x, cos, sin, interleaved):
 def test_it_turns_pairs_and_rounds_once(shape, per_row, interleaved, dtype):
     x, cos, sin = case(shape, per_row, dtype)
     expected = by_hand(x, cos, sin, interleaved)
-    found = turn(x, cos, sin, interleaved=interleaved)
+    found, _ = turn(x, x, (cos, sin), interleaved=interleaved)
     assert found.dtype == dtype
     torch.testing.assert_close(
         found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6 if dtype != torch.float64 else 1e-15
@@ -51,22 +51,40 @@ def test_its_derivatives_are_the_rotation_back(interleaved):
     x, cos, sin = case((2, 2, 5, 6), True, torch.float64)
     x.requires_grad_()
 
-    def function(x):
-        return turn(x, cos, sin, interleaved=interleaved)
+    k = torch.randn(2, 1, 3, 6, dtype=x.dtype, requires_grad=True)
+    angles = torch.randn(3, 3, dtype=x.dtype)
 
-    assert torch.autograd.gradcheck(function, x) and torch.autograd.gradgradcheck(function, x)
-    torch.testing.assert_close(turn(turn(x, cos, sin, interleaved=interleaved), cos, -sin, interleaved=interleaved), x)
+    def apart(x, k):
+        return turn(x, k, (cos, sin), (angles.cos(), angles.sin()), interleaved=interleaved)
+
+    def alike(x):
+        return turn(x, 2.0 * x, (cos, sin), interleaved=interleaved)
+
+    for function, given in ((apart, (x, k)), (alike, (x,))):
+        assert torch.autograd.gradcheck(function, given) and torch.autograd.gradgradcheck(function, given)
+    torch.testing.assert_close(turn(*turn(x, x, (cos, sin), interleaved=interleaved), (cos, -sin), interleaved=interleaved)[1], x)
+
+
+def test_one_of_the_results_may_be_left_unused():
+    x, cos, sin = case((2, 2, 5, 6), False, torch.float64)
+    q, k = x.clone().requires_grad_(), x.clone().requires_grad_()
+    dq, dk = torch.autograd.grad(turn(q, k, (cos, sin), interleaved=True)[1].sum(), (q, k))
+    assert not dq.any() and dk.any()
 
 
 def test_it_is_an_operator_that_compilers_can_take():
     x, cos, sin = case((2, 2, 5, 6), False)
-    torch.library.opcheck(torch.ops.lagwise.turn.default, (x.requires_grad_(), cos, sin, True))
+    q, k = x.clone().requires_grad_(), x[:, :1, :3].clone().requires_grad_()
+    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, x, cos, sin, None, None, True))
+    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, k, cos, sin, cos[:3], sin[:3], False))
 
 
 def test_the_result_lies_in_memory_as_the_tensor_does():
     x, cos, sin = case((2, 33, 3, 8), False)
     x, cos, sin = x.transpose(1, 2), cos[:1].expand(33, -1), sin[:1].expand(33, -1)
-    assert turn(x, cos, sin, interleaved=True).stride() == x.stride()
+    k = x[:, :1].contiguous()
+    turned = turn(x, k, (cos, sin), interleaved=True)
+    assert turned[0].stride() == x.stride() and turned[1].stride() == k.stride()
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -81,7 +99,7 @@ def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved):
     # Heads side by side in memory, as projections leave them; one with channels apart is copied.
     for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x.mT.contiguous().mT):
         found = channel_pairs.turn(given, cos, sin, interleaved)
-        torch.testing.assert_close(found, turn(x, cos, sin, interleaved=interleaved), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found, turn(x, x, (cos, sin), interleaved=interleaved)[0], rtol=1e-6, atol=1e-6)
 
 
 def test_queries_and_keys_of_one_sequence_share_their_angles():

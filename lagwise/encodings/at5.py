@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from lagwise import noise
 from lagwise.encodings.base import Encoding
-from lagwise.encodings.scalar import distances
 from lagwise.errors import (
     is_number,
     is_pair,
@@ -25,9 +24,8 @@ from lagwise.errors import (
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
 from lagwise.ops.register import without_autocast
+from lagwise.ops.soft_buckets import ACTIVATIONS, Drop, Weights, bias, read_out
 from lagwise.terms import Terms
-
-ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid}
 
 
 class AT5(Encoding):
@@ -92,28 +90,11 @@ class AT5(Encoding):
         elif self.max_lag is not None:
             # Lags that the call cannot reach, or that share the last value, need no column.
             first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
-        if first <= 0 < last:
-            # Both directions take as many lags as the longer of them has, so that one batch computes both.
-            size = max(1 - first, last)
-            past, future = self._values(1 - size, size, range(2), seed).unbind()
-            values = torch.cat([past[:, size - (1 - first) :], future[:, :last]], dim=1)
-        else:
-            # A call that looks one way only has no lags on the other side, whose MLP is then not evaluated.
-            values = self._values(first, last, range(1) if last <= 0 else range(1, 2), seed).squeeze(0)
+        values = self.readout.of_buckets(self.slope, first, last, self.reach, seed)
         return Terms(bias=LagTable(values, first))
 
     def make_neutral(self) -> bool:
         return self.readout.make_neutral()
-
-    def _values(self, first: int, last: int, directions: range, seed: Tensor | None) -> Float[Tensor, "directions heads lags"]:
-        """Evaluates g(f(n)) at the lags from `first` to `last`, an equal number of them in each direction."""
-        slope = take(self.slope, directions)
-        distance = distances(first, last, slope).view(slope.shape[0], 1, -1)
-        # On |n| alone the exponent is never positive, so that no slope and no lag overflows.
-        exponent = torch.relu(slope)[..., None] * (distance / -self.reach)
-        # 1 - exp(exponent), exact near 0 too: the negative branch of an ELU, a single operation forward and backward.
-        bucket = nn.functional.elu(exponent, alpha=-1.0).to(slope.dtype)
-        return self.readout(bucket, first, directions, seed)
 
 
 class AT5Free(Encoding):
@@ -158,8 +139,8 @@ class AT5Free(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        values = self.readout(torch.sigmoid(self.weight)[None], -self.max_lag, range(1), seed)
-        return Terms(bias=LagTable(values.squeeze(0), -self.max_lag))
+        values = self.readout(torch.sigmoid(self.weight), -self.max_lag, seed)
+        return Terms(bias=LagTable(values, -self.max_lag))
 
     def make_neutral(self) -> bool:
         return self.readout.make_neutral()
@@ -188,13 +169,18 @@ class Readout(nn.Module):
         self.weight3, self.offset3 = weight(b, 1), offset(1, 1)
         self.activation, self.dropout = activation, dropout
 
-    def forward(
-        self, x: Float[Tensor, "directions heads lags"], first: int, directions: range, seed: Tensor | None
-    ) -> Float[Tensor, "directions heads lags"]:
-        """Evaluates the MLPs of some directions at x, whose columns are the lags from `first` on, through all directions."""
+    def forward(self, x: Float[Tensor, "heads lags"], first: int, seed: Tensor | None) -> Float[Tensor, "heads lags"]:
+        """Evaluates the MLPs of the only direction at x, whose columns are the lags from `first` on."""
         # The table is exact under autocast too, which would compute the products in half precision.
         with without_autocast(x):
-            return self._evaluate(x, first, directions, seed)
+            return read_out(x[None], self._weights(), self.activation, first, self._drop(seed)).squeeze(0)
+
+    def of_buckets(
+        self, slope: Float[Tensor, "directions heads"], first: int, last: int, reach: float, seed: Tensor | None
+    ) -> Float[Tensor, "heads lags"]:
+        """Evaluates the MLPs at the soft buckets of the lags from `first` to `last`."""
+        with without_autocast(slope):
+            return bias(slope, self._weights(), first, last, reach=reach, activation=self.activation, drop=self._drop(seed))
 
     def make_neutral(self) -> bool:
         """Lets the MLPs return 0, from where gradients reach the last layer, and the others after its first step."""
@@ -202,22 +188,20 @@ class Readout(nn.Module):
         nn.init.zeros_(self.offset3)
         return True
 
-    def _evaluate(self, x: Tensor, first: int, directions: range, seed: Tensor | None) -> Tensor:
-        act = ACTIVATIONS[self.activation]
-        # A product of matrices although w1 has one row: unlike that of numbers, its gradients are not summed in a second step.
-        hidden = act(x[..., None] @ take(self.weight1, directions) + take(self.offset1, directions))
-        if self.training and self.dropout > 0.0:
-            if seed is None:
-                raise ValueError("seed must be given to draw the dropout of AT5 in training, but is None")
-            lags = torch.arange(first, first + x.shape[0] * x.shape[2], device=x.device).view(x.shape[0], 1, -1, 1)
-            heads, units = (torch.arange(size, device=x.device) for size in (hidden.shape[1], hidden.shape[3]))
-            kept = noise.keep(self.dropout, seed, Stream.AT5, heads[:, None, None], lags, units)
-            hidden = hidden * kept / (1.0 - self.dropout)
-        hidden = act(hidden @ take(self.weight2, directions) + take(self.offset2, directions))
-        return (hidden @ take(self.weight3, directions) + take(self.offset3, directions)).squeeze(-1)
+    def _weights(self) -> Weights:
+        return Weights(self.weight1, self.offset1, self.weight2, self.offset2, self.weight3, self.offset3)
 
+    def _drop(self, seed: Tensor | None) -> Drop | None:
+        """Returns a function that drops units in training, from hidden layers of lags."""
+        if not self.training or self.dropout == 0.0:
+            return None
+        if seed is None:
+            raise ValueError("seed must be given to draw the dropout of AT5 in training, but is None")
 
-def take(parameter: Tensor, directions: range) -> Tensor:
-    """Returns the part of a parameter that belongs to some directions."""
-    # All of it is taken without an operation, because the gradient of a slice is a copy into zeros.
-    return parameter if len(directions) == parameter.shape[0] else parameter[directions.start : directions.stop]
+        def drop(hidden: Tensor, first: int) -> Tensor:
+            directions, heads, lags, units = (torch.arange(size, device=hidden.device) for size in hidden.shape)
+            lags = first + lags + len(lags) * directions[:, None]
+            kept = noise.keep(self.dropout, seed, Stream.AT5, heads[:, None, None], lags[:, None, :, None], units)
+            return hidden * kept / (1.0 - self.dropout)
+
+        return drop

@@ -8,6 +8,7 @@ from torch import Tensor
 from lagwise.encodings.absolute import check_positions, inverse_frequencies
 from lagwise.encodings.base import Encoding
 from lagwise.errors import require_even, require_positive, require_switches
+from lagwise.kept import over_lags, range_of
 from lagwise.ops.rotation import turn
 from lagwise.terms import FeatureTransform, Terms
 
@@ -53,9 +54,9 @@ class Rotary(Encoding):
         return self._turned(q, k, q_positions, k_positions, self.head_dim)
 
     def _turned(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        rows = factors(q_positions, width, self.base, q.dtype)
-        keys = rows if k_positions is q_positions else factors(k_positions, width, self.base, k.dtype)
-        return turn(q, *rows, interleaved=self.interleaved), turn(k, *keys, interleaved=self.interleaved)
+        rows = kept_factors(q_positions, width, self.base, q.dtype)
+        keys = None if k_positions is q_positions else kept_factors(k_positions, width, self.base, k.dtype)
+        return turn(q, k, rows, keys, interleaved=self.interleaved)
 
 
 class XPos(Encoding):
@@ -92,9 +93,9 @@ class XPos(Encoding):
         )
 
     def _transform(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._scaled(q, q_positions, 1.0), self._scaled(k, k_positions, -1.0)
+        return turn(q, k, self._factors(q, q_positions, 1.0), self._factors(k, k_positions, -1.0), interleaved=True)
 
-    def _scaled(self, x: Tensor, positions: Tensor, sign: float) -> Tensor:
+    def _factors(self, x: Tensor, positions: Tensor, sign: float) -> tuple[Tensor, Tensor]:
         check_width(x, self.head_dim)
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=x.device)
         decay = torch.log((pairs + 0.4 * self.head_dim) / (1.4 * self.head_dim)) / self.unit
@@ -109,7 +110,24 @@ class XPos(Encoding):
 
         check_positions(positions, -limit, limit, refusal, wait=not self.training)
         scales = torch.exp(sign * per_head(positions)[..., None] * decay)
-        return turn(x, *factors(positions, self.head_dim, self.base, x.dtype, scales), interleaved=True)
+        return factors(positions, self.head_dim, self.base, x.dtype, scales)
+
+
+def kept_factors(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Returns the factors of positions, which are kept for the next call if these are a range."""
+    found = range_of(positions)
+    if found is None:
+        return factors(positions, width, base, dtype)
+    cos, sin = factors_of_range(*found, positions.device, width, base, dtype)
+    return cos, sin
+
+
+@over_lags
+def factors_of_range(
+    first: int, last: int, device: torch.device, width: int, base: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Returns the factors of the positions from `first` to `last`."""
+    return factors(torch.arange(first, last + 1, device=device), width, base, dtype)
 
 
 def factors(

@@ -4,12 +4,13 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies
 from lagwise.encodings.base import Encoding
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
+from lagwise.encodings.shared import Shared
 from lagwise.errors import (
     require_choice,
     require_even,
@@ -19,8 +20,9 @@ from lagwise.errors import (
     require_sizes,
     require_switches,
 )
+from lagwise.kept import distances, over_lags
 from lagwise.lags import LagTable
-from lagwise.ops.register import torch_transforms
+from lagwise.ops.register import torch_transforms, transforms_are_active
 from lagwise.terms import Terms
 
 # Of T5 and of nearly all its relatives.
@@ -46,8 +48,6 @@ class T5(Encoding):
     torch.Size([8, 114])
     """
 
-    bucket: Tensor
-
     def __init__(self, *, heads: int, buckets: int = 32, max_lag: int = 128, causal: bool = False):
         super().__init__()
         require_sizes(heads=heads)
@@ -55,8 +55,12 @@ class T5(Encoding):
         lags = near_lags(buckets, max_lag, causal)
         self.first, self.causal = int(lags[0]), causal
         self.weight = nn.Parameter(torch.zeros(heads, buckets))
-        bucket = t5_bucket(lags, buckets, max_lag, causal).to(self.weight.device)
-        self.register_buffer("bucket", bucket, persistent=False)
+        self.shared = Shared(t5_bucket(lags, buckets, max_lag, causal), count=buckets, device=self.weight.device)
+
+    @property
+    def bucket(self) -> Int[Tensor, " lags"]:
+        """The bucket of each lag from `first` on."""
+        return self.shared.place
 
     @classmethod
     def from_weight(
@@ -84,9 +88,8 @@ class T5(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        # The gather stays in autograd, so kernels see and differentiate a table, never buckets. It is an embedding, because the
-        # gradient of an index is not summed in the same order each time.
-        return Terms(bias=LagTable(nn.functional.embedding(self.bucket, self.weight.T).T, self.first))
+        # The gather stays in autograd, so kernels see and differentiate a table, never buckets.
+        return Terms(bias=LagTable(self.shared.table(self.weight), self.first))
 
     def make_neutral(self) -> bool:
         nn.init.zeros_(self.weight)
@@ -143,12 +146,6 @@ class T5Free(Encoding):
         return True
 
 
-def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"]:
-    """Returns |n| for the lags from `first` to `last`, in float32 at least: half precision cannot tell far lags apart."""
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return torch.arange(first, last + 1, dtype=dtype, device=parameter.device).abs()
-
-
 class ALiBi(Encoding):
     """Subtracts a fixed multiple of the distance from the logits.
 
@@ -165,6 +162,7 @@ class ALiBi(Encoding):
     """
 
     slope: Tensor
+    zeros: Tensor
 
     def __init__(self, *, heads: int):
         super().__init__()
@@ -173,9 +171,10 @@ class ALiBi(Encoding):
         slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
         slopes += [2.0 ** (-4.0 * (2 * h + 1) / power) for h in range(heads - power)]
         self.register_buffer("slope", torch.tensor(slopes), persistent=False)
+        self.register_buffer("zeros", torch.zeros(heads, 1), persistent=False)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        return Terms(bias=LagTable(torch.zeros_like(self.slope)[:, None], 0, slopes=(self.slope, -self.slope)))
+        return Terms(bias=LagTable(self.zeros, 0, slopes=(self.slope, -self.slope)))
 
 
 class Projected(torch.autograd.Function):
@@ -185,26 +184,27 @@ class Projected(torch.autograd.Function):
     either way, so that a parameter which one step has taken outside would stay there for ever.
     """
 
+    # With a `setup_context` torch reads the signature of `forward` in each call, which takes longer than the rest of it.
     @staticmethod
-    def forward(x: Tensor, low: float, high: float) -> Tensor:
-        return x.clamp(low, high)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, ctx.low, ctx.high = inputs
+    def forward(ctx, x, low, high):
+        ctx.low, ctx.high = low, high
         ctx.save_for_backward(x)
+        return x.clamp(low, high)
 
     @staticmethod
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         # A step goes against the gradient.
-        outward = ((x < ctx.low) & (gradient > 0.0)) | ((x > ctx.high) & (gradient < 0.0))
-        return gradient.masked_fill(outward, 0.0), None, None
+        gradient = torch.where(x < ctx.low, gradient.clamp(max=0.0), gradient)
+        if ctx.high < math.inf:
+            gradient = torch.where(x > ctx.high, gradient.clamp(min=0.0), gradient)
+        return gradient, None, None
 
 
 def projected(x: Tensor, low: float, high: float = math.inf) -> Tensor:
     """Clips a parameter; under transforms that have no rule for `Projected` with the gradient of `torch.clamp`."""
-    return x.clamp(low, high) if torch_transforms() else Projected.apply(x, low, high)
+    transformed = transforms_are_active() or torch_transforms()
+    return x.clamp(low, high) if transformed else Projected.apply(x, low, high)
 
 
 class Kerple(Encoding):
@@ -266,7 +266,13 @@ class Sandwich(Encoding):
         self.register_buffer("weight", heads / (8.0 * torch.arange(1, heads + 1)), persistent=False)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        lags = torch.arange(first, last + 1, device=self.weight.device)
-        frequencies = inverse_frequencies(self.head_dim, lags.device) * 10000.0 ** (-2.0 / self.head_dim)
-        curve = (lags[:, None] * frequencies).cos().sum(-1) - self.head_dim / 2
-        return Terms(bias=LagTable(self.weight[:, None] * curve.to(self.weight.dtype), first))
+        (curve,) = sandwich_curve(first, last, self.weight.device, self.head_dim, self.weight.dtype)
+        return Terms(bias=LagTable(self.weight[:, None] * curve, first))
+
+
+@over_lags
+def sandwich_curve(first: int, last: int, device: torch.device, head_dim: int, dtype: torch.dtype) -> tuple[Tensor]:
+    """Returns the products of position vectors, less their largest value, which heads weight."""
+    lags = torch.arange(first, last + 1, device=device)
+    frequencies = inverse_frequencies(head_dim, device) * 10000.0 ** (-2.0 / head_dim)
+    return (((lags[:, None] * frequencies).cos().sum(-1) - head_dim / 2).to(dtype),)

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 from lagwise.encodings.absolute import inverse_frequencies
 from lagwise.encodings.base import Encoding
+from lagwise.encodings.shared import Shared
 from lagwise.errors import require_even, require_floats, require_lag, require_sizes, require_switches
+from lagwise.kept import over_lags
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -99,11 +101,11 @@ class HuangM1(Encoding):
         require_switches(per_head=per_head)
         self.max_lag = require_lag(max_lag)
         self.weight = nn.Parameter(torch.ones(heads if per_head else 1, max_lag + 1))
+        distance = torch.arange(-max_lag, max_lag + 1, device="cpu").abs()
+        self.shared = Shared(distance, count=max_lag + 1, device=self.weight.device)
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        zero, future = self.weight.split([1, self.max_lag], dim=1)
-        both = torch.cat([future.flip(1), zero, future], dim=1)
-        return Terms(gain=LagTable(both[..., None], -self.max_lag))
+        return Terms(gain=LagTable(self.shared.table(self.weight)[..., None], -self.max_lag))
 
     def make_neutral(self) -> bool:
         nn.init.ones_(self.weight)
@@ -246,10 +248,7 @@ class XL(Encoding):
         self.weight = nn.Parameter(torch.empty(heads, head_dim, self.dim).normal_(std=0.02))
 
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
-        lags = torch.arange(first, last + 1, device=self.u.device)
-        # The paper's argument is the distance into the past, i - j.
-        angles = -lags[:, None] * inverse_frequencies(self.dim, lags.device)
-        sinusoids = torch.cat([angles.sin(), angles.cos()], dim=-1).to(self.weight.dtype)
+        (sinusoids,) = sinusoids_of_lags(first, last, self.weight.device, self.dim, self.weight.dtype)
         query = sinusoids @ self.weight.mT
         bias = scale * torch.einsum("hld,hd->hl", query, self.v)
         return Terms(bias=LagTable(bias, first), query=LagTable(query, first), key=LagTable(self.u[:, None], 0))
@@ -259,6 +258,15 @@ class XL(Encoding):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         return True
+
+
+@over_lags
+def sinusoids_of_lags(first: int, last: int, device: torch.device, dim: int, dtype: torch.dtype) -> tuple[Tensor]:
+    """Returns sines and cosines of lags, [lags, dim]."""
+    lags = torch.arange(first, last + 1, device=device)
+    # The paper's argument is the distance into the past, i - j.
+    angles = -lags[:, None] * inverse_frequencies(dim, device)
+    return (torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype),)
 
 
 def learned_vectors(heads: int, max_lag: int, head_dim: int) -> nn.Parameter:

@@ -126,6 +126,11 @@ class RelativeBertAttention(nn.Module, ABC):
 
     config: PreTrainedConfig
 
+    @property
+    def lagwise_random(self) -> bool:
+        """Whether terms are made from random numbers."""
+        return False
+
     @abstractmethod
     def lagwise_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         """Returns the terms for a call that can reach the lags from `first` to `last`."""

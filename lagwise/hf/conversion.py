@@ -152,10 +152,17 @@ class ConvertedAttention(RelativeBertAttention):
     """The first layer, where it holds the encoding; a tuple, so that it is no submodule."""
     lagwise_layer: int
 
+    @property
+    def _encoding(self) -> Encoding:
+        return (self.lagwise_holder[0] if self.lagwise_holder else self).lagwise_encoding
+
+    @property
+    def lagwise_random(self) -> bool:
+        return self._encoding.random
+
     def lagwise_terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         """Returns the terms, those of linear attention if there is a feature map."""
-        holder = self.lagwise_holder[0] if self.lagwise_holder else self
-        encoding = holder.lagwise_encoding
+        encoding = self._encoding
         if seed is not None and encoding.random and not self.lagwise_holder:
             # In evaluation the seed is the same in all layers, and their encodings draw different numbers all the same.
             seed = noise.bits(seed, Stream.LAYER, self.lagwise_layer)

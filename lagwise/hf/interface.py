@@ -52,7 +52,7 @@ def attention_forward(
 
     Args:
         module: The attention layer. Its `lagwise_terms(first, last, *, scale, seed)`, if it has one, makes the position terms,
-            and with a `lagwise_feature_map` its attention is linear.
+            from random numbers unless its `lagwise_random` denies it, and with a `lagwise_feature_map` its attention is linear.
         query: Queries.
         key: Keys.
         value: Values.
@@ -82,7 +82,8 @@ def attention_forward(
     place: dict[str, Any] = dict(causal=mask.causal, window=mask.window, query_start=mask.query_start)
     make: Callable[..., Terms] | None = getattr(module, "lagwise_terms", None)
     # Eager attention without dropout leaves the default generator alone, and so does this.
-    seed = noise.draw_seed(module.training, query.device) if dropout > 0.0 or make is not None else None
+    random = dropout > 0.0 or getattr(module, "lagwise_random", make is not None)
+    seed = noise.draw_seed(module.training, query.device) if random else None
     if position_bias is not None:
         terms = t5.terms_of(module, position_bias)
     elif make is not None:

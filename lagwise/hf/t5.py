@@ -22,6 +22,7 @@ from transformers.models.umt5.modeling_umt5 import UMT5Attention, UMT5PreTrained
 
 from lagwise.encodings.buckets import check_buckets, near_lags, t5_bucket
 from lagwise.hf.masks import NAME
+from lagwise.kept import over_lags
 from lagwise.lags import LagTable
 from lagwise.terms import Terms
 
@@ -99,7 +100,20 @@ def bias_of(module: Layer) -> Float[Tensor, "heads lags"]:
 
 def table_of(embedding: nn.Embedding, buckets: int, max_lag: int, *, causal: bool) -> Float[Tensor, "heads lags"]:
     """Returns the bias of each lag up to those that share the last bucket."""
-    return embedding(torch.tensor(buckets_of(buckets, max_lag, causal), device=embedding.weight.device)).T
+    device = embedding.weight.device
+    if torch.compiler.is_compiling():
+        return embedding(torch.tensor(buckets_of(buckets, max_lag, causal), device=device)).T
+    # Not copied from the host in each pass, for which a GPU would be waited for.
+    lags = len(buckets_made_once(buckets, max_lag, causal))
+    first = 1 - lags if causal else -(lags // 2)
+    (found,) = kept_buckets(first, first + lags - 1, device, buckets, max_lag, causal)
+    return embedding(found).T
+
+
+@over_lags
+def kept_buckets(first: int, last: int, device: torch.device, buckets: int, max_lag: int, causal: bool) -> tuple[Tensor]:
+    """Returns the buckets of lags."""
+    return (t5_bucket(torch.arange(first, last + 1, device="cpu"), buckets, max_lag, causal).to(device),)
 
 
 @torch.compiler.assume_constant_result

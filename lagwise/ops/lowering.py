@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lagwise.call import Call
+from lagwise.kept import positions
 from lagwise.lags import LagTable
 from lagwise.terms import TABLES, Terms
 
@@ -141,16 +142,16 @@ def empty_laid_out(by_token: bool, x: Tensor, *shape: int, dtype: torch.dtype | 
 
 def token_positions(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Returns the positions that a transform sees: those of the queries, then those of the keys, as one where they are equal."""
-    keys, start = torch.arange(k.shape[2], device=k.device), call.query_start
+    keys, start = positions(0, k.shape[2] - 1, k.device), call.query_start
     if call.cu_seqlens is not None:
         sequence = torch.searchsorted(call.cu_seqlens, keys, right=True) - 1
         return keys - call.cu_seqlens[sequence], keys - call.cu_seqlens[sequence]
     if not isinstance(start, Tensor) and start == 0 and q.shape[2] == k.shape[2]:
         return keys, keys
+    if not isinstance(start, Tensor):
+        return positions(start, start + q.shape[2] - 1, q.device), keys
     rows = torch.arange(q.shape[2], device=q.device)
-    if isinstance(start, Tensor) and start.ndim == 1:
-        return start[:, None] + rows, keys
-    return start + rows, keys
+    return (start[:, None] if start.ndim == 1 else start) + rows, keys
 
 
 @dataclass(frozen=True)

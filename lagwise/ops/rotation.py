@@ -10,12 +10,25 @@ from lagwise.ops.register import Operator, torch_transforms
 from lagwise.ops.support import HAS_TRITON
 
 
-def compute(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tensor]:
-    """Returns the rotation, by a kernel where there is one."""
+def compute(
+    q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor | None, k_sin: Tensor | None, interleaved: bool
+) -> list[Tensor]:
+    """Returns both rotations; the factors of k are those of q unless given."""
+    rows = (q_cos, q_sin)
+    return [compute_one(q, *rows, interleaved), compute_one(k, *keys_of(*rows, k_cos, k_sin), interleaved)]
+
+
+def keys_of(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor | None, k_sin: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the factors of k."""
+    return (q_cos, q_sin) if k_cos is None or k_sin is None else (k_cos, k_sin)
+
+
+def compute_one(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Returns the rotation of one tensor, by a kernel where there is one."""
     if x.is_cuda and HAS_TRITON and x.dtype != torch.float64:
         from lagwise.ops.kernels.channel_pairs import turn
 
-        return [turn(x, cos, sin, interleaved)]
+        return turn(x, cos, sin, interleaved)
     axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
     out = torch.empty_like(x)
     even, odd = x.unflatten(-1, sizes).unbind(axis)
@@ -23,42 +36,49 @@ def compute(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> list[Tens
     # Factors of float32 or more: sums are in their type, and are rounded once.
     first.copy_((even * cos).addcmul_(odd, sin, value=-1.0))
     second.copy_((even * sin).addcmul_(odd, cos))
-    return [out]
+    return out
 
 
 def derivative(
     arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """Returns the gradient of x, the rotation back."""
-    _, cos, sin, interleaved = arguments
-    (dout,) = gradients
-    return [None if dout is None else turn(dout, cos, -sin, interleaved=interleaved)]
+) -> Sequence[Tensor | None]:
+    """Returns the gradients of q and k, the rotations back."""
+    _, _, q_cos, q_sin, k_cos, k_sin, interleaved = arguments
+    dq, dk = (torch.zeros_like(x) if d is None else d for d, x in zip(gradients, results, strict=True))
+    keys = None if k_cos is None else (k_cos, -k_sin)
+    return turn(dq, dk, (q_cos, -q_sin), keys, interleaved=interleaved)
 
 
 TURN = Operator(
-    "turn", "Tensor x, Tensor cos, Tensor sin, bool interleaved",
-    compute=compute, outputs=lambda x, *others: [torch.empty_like(x)], derivative=derivative,
+    "turn", "Tensor q, Tensor k, Tensor q_cos, Tensor q_sin, Tensor? k_cos, Tensor? k_sin, bool interleaved",
+    compute=compute, outputs=lambda q, k, *others: [torch.empty_like(q), torch.empty_like(k)], derivative=derivative,
 )  # fmt: skip
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Returns x, [batch, heads, time, dim], with each channel pair (a, b) as (a cos - b sin, a sin + b cos).
+def turn(
+    q: Tensor, k: Tensor, rows: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor] | None = None, *, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns q and k, [batch, heads, time, dim], with each channel pair (a, b) as (a cos - b sin, a sin + b cos).
 
-    The sums are taken in the type of the factors and rounded once. There are no gradients of the factors.
+    The sums are taken in the type of the factors and rounded once. There are no gradients of the factors. Both are one
+    operator, since an operator takes a GPU's host longer than the kernel.
 
     Args:
-        x: The tensor; the result lies in memory as it does.
-        cos: Factors, [time, dim / 2] or [batch, 1, time, dim / 2], of float32, or float64 if x is.
-        sin: As `cos`.
+        q: Queries; the result lies in memory as they do.
+        k: Keys, likewise.
+        rows: Factors of q, cosines and sines, [time, dim / 2] or [batch, 1, time, dim / 2], of float32, or float64 if q is.
+        keys: Factors of k; those of q unless given.
         interleaved: Pairs are channels 2c and 2c + 1, and otherwise c and c + dim / 2.
     """
+    k_cos, k_sin = (None, None) if keys is None else keys
     if torch_transforms():
-        return turned(x, cos, sin, interleaved)
-    return TURN(x, cos, sin, interleaved)[0]
+        return turned(q, *rows, interleaved), turned(k, *keys_of(*rows, k_cos, k_sin), interleaved)
+    found = TURN(q, k, *rows, k_cos, k_sin, interleaved)
+    return found[0], found[1]
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Does so by torch's own functions, which have all derivatives and take any batch."""
+    """Turns one of them by torch's own functions, which have all derivatives and take any batch."""
     axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
     even, odd = x.unflatten(-1, sizes).unbind(axis)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), axis).flatten(-2).to(x.dtype)
