@@ -78,8 +78,9 @@ def line_codes_kernel(
     for step in range(begin, end + BLOCKS - 1):
         noise = tl.load(Met + step * SIZE * REALIZATIONS)
         codes = (sums[BLOCKS - 2] + product_of(squares[BLOCKS - 1], noise)) * UNIT + constant[None, :]
-        # Before the first block is whole, what is written first is written again.
-        tl.store(Out + tl.maximum(step - (BLOCKS - 1), begin) * SIZE * REALIZATIONS, codes)
+        # The first steps belong to blocks before the group, whose codes are not whole.
+        done = step - (BLOCKS - 1)
+        tl.store(Out + done * SIZE * REALIZATIONS, codes, mask=row * 0 + done >= begin)
         newer = (product_of(squares[0], noise),)
         for block in tl.static_range(1, BLOCKS - 1):
             newer += (sums[block - 1] + product_of(squares[block], noise),)
