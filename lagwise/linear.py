@@ -326,16 +326,17 @@ def prepare(
     if key_mask is not None:
         # What is hidden may hold anything, and a weight of zero times NaN is NaN.
         k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
-    q_positions, k_positions = (torch.arange(start, start + x.shape[2], device=x.device) for x in (q, k))
-    content_q, content_k = terms.content(q, k, q_positions, k_positions)
+    content_q, content_k = terms.content_from(q, k, start)
     width = content_q.shape[-1]
     phi = named(feature_map, width, q.device)
     factor = phi.factor(width=width, head_dim=q.shape[-1], scale=call.scale)
     # A factor of one would be a pass over the memory.
     content_q, content_k = (x.to(compute) if factor == 1.0 else factor * x.to(compute) for x in (content_q, content_k))
-    moved = terms.features
+    moved, positions = terms.features, ()
+    if moved is not None:
+        positions = tuple(torch.arange(start, start + x.shape[2], device=x.device) for x in (q, k))
     if moved is not None and moved.softmax_inputs and phi.estimates_softmax:
-        content_q, content_k = moved.function(content_q, content_k, q_positions, k_positions)
+        content_q, content_k = moved.function(content_q, content_k, *positions)
         moved = None
     features_q = phi.queries(content_q)
     features_k, log_weight = phi.keys(content_k)
@@ -352,7 +353,7 @@ def prepare(
     if moved is not None:
         if moved.numerator_only:
             plain_q, plain_k = features_q, features_k
-        features_q, features_k = moved.function(features_q, features_k, q_positions, k_positions)
+        features_q, features_k = moved.function(features_q, features_k, *positions)
     if key_mask is not None:
         visible = log_weight if log_weight is not None else features_k.new_zeros(1, 1, 1)
         log_weight = visible.masked_fill(~key_mask[:, None], -torch.inf)

@@ -126,14 +126,16 @@ class Terms:
         """Returns the operands of the content product: q and k, through the transform if there is one."""
         if self.transform is None:
             return q, k
-        a, b = self.transform(q, k, q_positions, k_positions)
-        tokens = a.shape[:3] == q.shape[:3] and (b.shape[0], b.shape[2]) == (k.shape[0], k.shape[2])
-        if not tokens or a.shape[3] != b.shape[3] or q.shape[1] % b.shape[1]:
-            raise ValueError(
-                "transform must return q' with the batch, heads and time of q, and k' with those of k (or the heads of q), "
-                f"of one width, but from {tuple(q.shape)} and {tuple(k.shape)} it makes {tuple(a.shape)} and {tuple(b.shape)}"
-            )
-        return a, b
+        return fitting(q, k, *self.transform(q, k, q_positions, k_positions))
+
+    def content_from(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Returns the operands for tokens at consecutive positions from `start`; a transform may have a method `from_start`."""
+        direct = getattr(self.transform, "from_start", None)
+        if direct is not None:
+            return fitting(q, k, *direct(q, k, start))
+        if self.transform is None:
+            return q, k
+        return self.content(q, k, *(torch.arange(start, start + x.shape[2], device=x.device) for x in (q, k)))
 
     def __add__(self, other: "Terms") -> "Terms":
         if not isinstance(other, Terms):
@@ -150,6 +152,17 @@ class Terms:
         }
         features = self.features or other.features
         return Terms(**{**mine, **theirs, **both}, transform=_chain(self.transform, other.transform), features=features)
+
+
+def fitting(q: Tensor, k: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what a transform made of q and k, and raises if it cannot take their place."""
+    tokens = a.shape[:3] == q.shape[:3] and (b.shape[0], b.shape[2]) == (k.shape[0], k.shape[2])
+    if not tokens or a.shape[3] != b.shape[3] or q.shape[1] % b.shape[1]:
+        raise ValueError(
+            "transform must return q' with the batch, heads and time of q, and k' with those of k (or the heads of q), "
+            f"of one width, but from {tuple(q.shape)} and {tuple(k.shape)} it makes {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    return a, b
 
 
 def _chain(first: Transform | None, second: Transform | None) -> Transform | None:

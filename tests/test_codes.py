@@ -32,6 +32,10 @@ def made(name: str, *, heads: int = 2, head_dim: int = 3, realizations: int = 6,
 
 
 def features(encoding, q, k, q_positions, k_positions, *, seed=SEED, impl="auto"):
+    """Makes features at positions, or at consecutive ones from a number on."""
+    if isinstance(q_positions, int):
+        assert q_positions == k_positions
+        return features_of(encoding.recipe(seed.to(q.device)), q, k, None, None, start=q_positions, impl=impl)
     return features_of(encoding.recipe(seed.to(q.device)), q, k, q_positions, k_positions, impl=impl)
 
 
@@ -155,11 +159,11 @@ def test_no_code_is_written_to_memory():
 def test_features_are_an_operator():
     for name, options in (SINE, CONV):
         recipe, x = made(name, **options).recipe(SEED), torch.randn(1, 2, 5, 3, requires_grad=True)
-        parameters = [*(p.detach().requires_grad_() for p in recipe.parameters), None, None][:3]
+        parameters = [*(p.detach().requires_grad_() for p in recipe.parameters), None, None, None][:4]
         positions = torch.arange(5)
         torch.library.opcheck(
             torch.ops.lagwise.features.default,
-            (x, x, *parameters, positions, positions, SEED, recipe.kind, 6, 0, [], "torch"),
+            (x, x, *parameters, positions, positions, SEED, recipe.kind, 6, 0, 0, [], "torch"),
         )
 
 
@@ -224,6 +228,8 @@ CALLS = {
     "sine, a million on": (("sine-spe", {"sines": 4}), {"start": 1_000_000}),
     "sine, before the start": (("sine-spe", {"sines": 4}), {"start": -9}),
     "sine, rows of their own": (("sine-spe", {"sines": 4}), {"batch": 2, "starts": [3, 77]}),
+    "sine, consecutive": (("sine-spe", {"sines": 3}), {"batch": 5, "time": 37, "start": 1_000_000, "consecutive": True}),
+    "sine, one token": (("sine-spe", {"sines": 3, "gated": False}), {"batch": 9, "time": 1, "start": 5, "consecutive": True}),
     "conv": (("conv-spe", {"kernel_size": 5}), {"batch": 3, "time": 37}),
     "ungated conv, wide": (("conv-spe", {"kernel_size": 70, "gated": False}), {"time": 9, "realizations": 20}),
     "one tap, half precision": (("conv-spe", {"kernel_size": 1}), {"dtype": torch.float16}),
@@ -231,6 +237,15 @@ CALLS = {
     "conv, packed": (("conv-spe", {"kernel_size": 3}), {"packed": 8}),
     "conv, rows of their own": (("conv-spe", {"kernel_size": 4}), {"batch": 2, "starts": [3, 77]}),
     "conv, more rows than a block": (("conv-spe", {"kernel_size": 3}), {"batch": 9, "time": 5, "realizations": 70}),
+    "conv, consecutive": (("conv-spe", {"kernel_size": 5}), {"batch": 3, "time": 70, "start": 100, "consecutive": True}),
+    "conv, three blocks": (("conv-spe", {"kernel_size": 128, "gated": False}), {"time": 130, "consecutive": True}),
+    "conv, one tap, pieces": (("conv-spe", {"kernel_size": 1}), {**FEW, "time": 300, "start": 9, "consecutive": True}),
+    "conv, too many taps to keep": (("conv-spe", {"kernel_size": 220}), {**FEW, "time": 20, "consecutive": True}),
+    "conv, rows in turns": (("conv-spe", {"kernel_size": 66}), {**FEW, "batch": 35, "time": 3, "consecutive": True}),
+    "conv, four channels": (
+        ("conv-spe", {"kernel_size": 3}),
+        {"heads": 1, "head_dim": 4, "realizations": 20, "consecutive": True},
+    ),
     "another gate": (("conv-spe", {"kernel_size": 3}), {"gate_number": 2}),
     "image": (("conv-spe", {"kernel_size": (2, 3), "grid": (5,)}), {**FEW, "batch": 2, "time": 13}),
     "image, one line": (("conv-spe", {"kernel_size": (2, 70), "grid": (100,), "gated": False}), {**FEW, "start": 40}),
@@ -246,13 +261,15 @@ CALLS = {
 
 def kernel_call(
     kind, *, batch=1, time=21, realizations=8, dtype=torch.float32, start=0, starts=None, packed=0, gate_number=0,
-    heads=2, head_dim=3, device="cpu",
+    heads=2, head_dim=3, device="cpu", consecutive=False,
 ):  # fmt: skip
     """Makes an encoding, tensors with strides and positions for a call of the kernels."""
     name, options = kind
     encoding = made(name, heads=heads, head_dim=head_dim, realizations=realizations, **options).to(device)
     encoding.gate_number = gate_number
     q, k = (torch.randn(batch, time, heads, head_dim, device=device).to(dtype).transpose(1, 2) for _ in range(2))
+    if consecutive:
+        return encoding, q, k, start, start
     positions = start + torch.arange(time, device=device)
     if starts is not None:
         positions = positions + torch.tensor(starts, device=device)[:, None]
@@ -266,6 +283,16 @@ def kernel_call(
 def test_kernels_are_within_the_budget(call):
     kind, options = call
     assert_kernels_within_budget(*kernel_call(kind, **options))
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+@kinds
+def test_kernels_that_know_of_consecutive_positions_find_what_others_find(name, options):
+    encoding, q, k, *_ = kernel_call((name, options), batch=2, time=9, **FEW)
+    positions = 40 + torch.arange(9)
+    known, found = (features(encoding, q, k, *given, impl="triton") for given in ((40, 40), (positions, positions)))
+    for a, b in zip(known, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")

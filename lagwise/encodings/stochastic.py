@@ -59,18 +59,7 @@ class StochasticEncoding(Encoding):
         if seed is None:
             raise ValueError(f"seed must be given to draw the codes of {type(self).__name__}, but is None")
 
-        def transform(q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
-            # Queries have all the heads; keys may be grouped.
-            for name, x, fits in (("q", q, q.shape[1] == self.heads), ("k", k, self.heads % k.shape[1] == 0)):
-                if not fits or x.shape[3] != self.head_dim:
-                    raise ValueError(
-                        f"{type(self).__name__} is made for heads={self.heads} and head_dim={self.head_dim}, "
-                        f"but {name} has {x.shape[1]} heads of width {x.shape[3]}"
-                    )
-            # Each query head has its own codes, so that grouped keys become one per query head.
-            return features(self.recipe(seed), q, per_query_head(k, self.heads), q_positions, k_positions)
-
-        return Terms(transform=transform)
+        return Terms(transform=Codes(self, seed))
 
     def exact_terms(self, first: int, last: int, *, scale: float) -> Terms:
         """Returns the expected kernel as a `gain` table: what `terms` estimates, exactly and in quadratic time."""
@@ -81,6 +70,35 @@ class StochasticEncoding(Encoding):
             delta = torch.sigmoid(self.gate)[:, None]
             values = delta + (1.0 - delta) * values
         return Terms(gain=LagTable(values, first))
+
+
+class Codes:
+    """The transform of a stochastic encoding with one seed."""
+
+    def __init__(self, encoding: StochasticEncoding, seed: Tensor):
+        self.encoding, self.seed = encoding, seed
+
+    def __call__(self, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._features(q, k, q_positions, k_positions)
+
+    def from_start(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Returns the features of tokens at consecutive positions: kernels that know this need not look at them."""
+        return self._features(q, k, start=start)
+
+    def _features(
+        self, q: Tensor, k: Tensor, q_positions: Tensor | None = None, k_positions: Tensor | None = None, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        heads, head_dim = self.encoding.heads, self.encoding.head_dim
+        # Queries have all the heads; keys may be grouped.
+        for name, x, fits in (("q", q, q.shape[1] == heads), ("k", k, heads % k.shape[1] == 0)):
+            if not fits or x.shape[3] != head_dim:
+                raise ValueError(
+                    f"{type(self.encoding).__name__} is made for heads={heads} and head_dim={head_dim}, "
+                    f"but {name} has {x.shape[1]} heads of width {x.shape[3]}"
+                )
+        # Each query head has its own codes, so that grouped keys become one per query head.
+        recipe = self.encoding.recipe(self.seed)
+        return features(recipe, q, per_query_head(k, heads), q_positions, k_positions, start=start)
 
 
 class SineSPE(StochasticEncoding):
@@ -119,24 +137,16 @@ class SineSPE(StochasticEncoding):
         self.gain = nn.Parameter(2.0 * gain / gain.norm(dim=-1, keepdim=True).sqrt())
 
     def recipe(self, seed: Tensor) -> Recipe:
-        turns, offsets = self._frequency(), self.offset.double() / (2.0 * math.pi)
-        shifts = torch.stack([offsets, torch.zeros_like(offsets)])
-        sizes = nn.functional.softplus(self.gain) / math.sqrt(2 * self.gain.shape[-1])
-        if self.gate is not None:
-            delta = torch.sigmoid(self.gate)[..., None]
-            turns, shifts = nn.functional.pad(turns, (0, 1)), nn.functional.pad(shifts, (0, 1))
-            sizes = torch.cat([(1.0 - delta).sqrt() * sizes, delta.sqrt()], dim=-1)
-        return Sines([turns, shifts, sizes], self.realizations, seed, gated=self.gate is not None, gate_number=self.gate_number)
+        gates = [] if self.gate is None else [self.gate]
+        learned = [self.freq, self.offset, self.gain, *gates]
+        return Sines(learned, self.realizations, seed, gated=bool(gates), gate_number=self.gate_number)
 
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
         lags = torch.arange(first, last + 1, device=self.freq.device)
         # The paper's argument is query minus key, the negative of the lag.
-        angles = -2.0 * math.pi * self._frequency() * lags[:, None, None, None] + self.offset
+        angles = -math.pi * torch.sigmoid(self.freq.double()) * lags[:, None, None, None] + self.offset
         power = nn.functional.softplus(self.gain) ** 2 / (2 * self.gain.shape[-1])
         return (power * angles.cos()).sum(-1).transpose(0, 1).to(self.gain.dtype), first
-
-    def _frequency(self) -> Tensor:
-        return torch.sigmoid(self.freq.double()) / 2.0
 
 
 class ConvSPE(StochasticEncoding):
@@ -181,11 +191,8 @@ class ConvSPE(StochasticEncoding):
         self.taps = nn.Parameter(torch.rand(2, heads, head_dim, *sizes) / math.sqrt(math.prod(sizes) / 2))
 
     def recipe(self, seed: Tensor) -> Recipe:
-        if self.gate is None:
-            return Filters([self.taps], self.realizations, seed, grid=self.grid)
-        delta = torch.sigmoid(self.gate)
-        keep = (1.0 - delta).sqrt().view(*delta.shape, *[1] * (self.taps.ndim - 3))
-        return Filters([keep * self.taps, delta.sqrt()], self.realizations, seed, grid=self.grid, gate_number=self.gate_number)
+        learned = [self.taps] if self.gate is None else [self.taps, self.gate]
+        return Filters(learned, self.realizations, seed, grid=self.grid, gate_number=self.gate_number)
 
     def kernel(self, first: int, last: int) -> tuple[Float[Tensor, "heads lags head_dim"], int]:
         if self.grid:

@@ -1,12 +1,11 @@
-"""Features by filters of noise: the codes of a tile are made in the tile, for a block of the batch at a time.
+"""Features by filters of noise. The codes of some hundred tokens at a time lie in memory, and meet all rows of the batch.
 
     code_d(t)[r] = sum_p taps_dp z_d(t + p)[r] + level_d gate_d[r]
     y[b, t, r] = sum_d x[b, t, d] code_d(t)[r] / sqrt(R)
     dx[b, t, d] = sum_r dy[b, t, r] code_d(t)[r] / sqrt(R)
     dtaps_dp = sum_tr dcode_d(t)[r] z_d(t + p)[r]                       dcode_d(t)[r] = sum_b x[b, t, d] dy[b, t, r] / sqrt(R)
 
-A tile of tokens that stand side by side makes the filter a product with a band: row t holds the taps, moved to the right by t.
-On a grid such a run of tokens lies in one line of cells, and each line of taps meets a line of noise of its own.
+The gradient of a code is written over the code. Codes come from conv_lines.py or conv_tiles.py, by what is known of positions.
 """
 
 # Triton's language is not typed as Python is.
@@ -14,292 +13,281 @@ On a grid such a run of tokens lies in one line of cells, and each line of taps 
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, exact_product, near_exact_product, numbers
-from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
-from lagwise.ops.spe.recipes import Filters, skewed_sum
+from lagwise.ops.kernels.tiles import DIRECT, gather
+from lagwise.ops.spe.conv_lines import line_codes_kernel, line_taps_kernel, noise_kernel
+from lagwise.ops.spe.conv_tiles import keep_of, level_of, tile_codes_kernel, tile_taps_kernel
+from lagwise.ops.spe.recipes import Filters
 
-# Numbers of a tile [batch, tokens, realizations] that a program holds in registers.
-HELD = 32768
+# Bytes of codes and noise for each byte of x in float32: linear attention without positions takes about sixteen. Fewest and most
+# tokens whose codes are in memory at once.
+ROOM, FEWEST, MOST = 4, 256, 4096
+# Numbers of a tile [batch, tokens, realizations] that a program holds in registers, and the most rows of the batch at once.
+HELD, ROWS = 4096, 32
+# Tokens of a block, and the most blocks of noise that a block of tokens may meet: their squares lie in shared memory.
+SIZE, BLOCKS = 64, 4
 # The most draws, times realizations, that a tile of the gradient meets at once, and the programs that keep a large GPU busy.
-WIDEST = 16384
-PROGRAMS = 1024
-# A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
-BEFORE = tl.constexpr(1024)
+WIDEST, PROGRAMS = 16384, 1024
 
 
 @triton.jit
-def floor_mod(x, extent):
-    """Returns the remainder, which is not negative: that of C has the sign of x."""
-    found = x % extent
-    return tl.where(found < 0, found + extent, found)
+def places(X, token, row, heads, head, times, x_batch, x_head, x_time, count, batches):
+    """Returns where the rows [BATCH, TOKENS, 1] of x begin, their numbers among rows without gaps, and which of them exist.
 
-
-@triton.jit
-def run_through(position, token, columns, AXES: tl.constexpr):
-    """Returns a number for the run of neighbours in which the cell at a position is that of the given token of a tile."""
-    if AXES == 1:
-        return position - token
-    column = floor_mod(position, columns)
-    return (position - column) // columns * (1 << 32) + (column - token + BEFORE)
-
-
-@triton.jit
-def run_start(number, AXES: tl.constexpr):
-    """Returns line and column of a run's first token."""
-    if AXES == 1:
-        return number * 0, number
-    return number >> 32, (number & 0xFFFFFFFF) - BEFORE
-
-
-@triton.jit
-def line_state(state, line, lead, lines, rows, AXES: tl.constexpr):
-    """Returns the state of the noise that the line of taps `lead` meets; a volume has `lines` of them in a plane of taps."""
-    if AXES == 1:
-        return state
-    if AXES == 2:
-        return next_state(state, line + lead)
-    row = floor_mod(line, rows)
-    return next_state(next_state(state, (line - row) // rows + (line * 0 + lead) // lines), row + (line * 0 + lead) % lines)
-
-
-@triton.jit
-def codes_of(
-    Taps, Level, Seed, head, channel, channels, base, taps, room, leads, lines, rows, gate_heads,
-    AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
-):  # fmt: skip
-    """Returns the codes of a channel in the run `base`, [TOKENS, REALIZATIONS]."""
-    at = head * channels + channel
-    state = channel_state(Seed, CODE_STEP, head, channel)
-    codes = tl.zeros([TOKENS, REALIZATIONS], tl.float32)
-    line, column = run_start(base, AXES)
-    for lead in range(leads):
-        own = line_state(state, line, lead, lines, rows, AXES)
-        for start in range(0, TOKENS + taps - 1, DRAWS):
-            place = start + tl.arange(0, DRAWS)
-            # There are TOKENS zeros on the left, and enough on the right.
-            band = gather(Taps + (at * leads + lead) * room + TOKENS + place[None, :] - tl.arange(0, TOKENS)[:, None])
-            draws = numbers(next_state(own, column + place.to(tl.int64)), REALIZATIONS)
-            if DIRECT:
-                draws = draws.to(tl.float16)
-            codes += near_exact_product(band * LARGER, draws)
-    codes *= UNIT
-    if GATE:
-        constant = numbers(channel_state(Seed, GATE_STEP, head + gate_heads, channel) + tl.zeros([1], tl.uint64), REALIZATIONS)
-        codes += tl.load(Level + at) * constant
-    return codes
-
-
-@triton.jit
-def first_run(left, offset):
-    """Returns where a run of neighbouring positions among the tokens that are left starts, and its tokens."""
-    base = tl.min(tl.where(left, offset, 1 << 62), 0)
-    return base, left & (offset == base)
-
-
-@triton.jit
-def tile_of(Positions, heads, times, positions_batch, columns, AXES: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr):
-    """Returns head, rows of the batch and tokens of a program, the run through each token, and which tokens exist.
-
-    As a rule a tile is one run.
+    Tokens are counted over the whole batch where each row of it has codes of its own.
     """
-    tiles = tl.cdiv(times, TOKENS)
-    program = tl.program_id(0)
-    tile, head, block = program % tiles, (program // tiles) % heads, program // (tiles * heads)
-    token = tile * TOKENS + tl.arange(0, TOKENS)
-    there = token < times
-    # With positions of its own, each row of the batch is a block.
-    position = tl.load(Positions + block.to(tl.int64) * positions_batch + token, mask=there, other=0).to(tl.int64)
-    return head, block * BATCH + tl.arange(0, BATCH), token, run_through(position, tl.arange(0, TOKENS), columns, AXES), there
+    there = (token < count) & (row < batches)
+    token, row = tl.where(there, token, 0).to(tl.int64), tl.where(there, row, 0).to(tl.int64)
+    batch, time = row + token // times, token % times
+    return X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time, (batch * heads + head) * times + time, there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["skipped"])
 def features_kernel(
-    X, Y, Positions, Seed, Taps, Level,
-    heads, times, channels, realizations, batches, taps, room, leads, lines, rows, columns, gate_heads,
-    x_batch, x_head, x_time, positions_batch, scale,
-    AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr,
-    REALIZATIONS: tl.constexpr,
+    X, Y, Codes, heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale,
+    UNROLLED: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the features y, [batch, heads, times, realizations], of x, [batch, heads, times, channels]."""
-    r = tl.arange(0, REALIZATIONS)
-    head, row, token, offset, left = tile_of(Positions, heads, times, positions_batch, columns, AXES, BATCH, TOKENS)
-    there = left
-    Own = X + row.to(tl.int64)[:, None] * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64)[None, :] * x_time
+    """Writes the features y, [batch, heads, times, realizations], of tokens from `skipped` on."""
+    tiles = tokens // TOKENS
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    token, row = (tile * TOKENS + tl.arange(0, TOKENS))[None, :, None], tl.arange(0, BATCH)[:, None, None]
+    r = tl.arange(0, REALIZATIONS)[None, None, :]
+    Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
+    Met = Codes + (head.to(tl.int64) * channels * tokens + token) * REALIZATIONS + r
     y = tl.zeros([BATCH, TOKENS, REALIZATIONS], tl.float32)
-    while tl.max(left.to(tl.int32), 0) > 0:
-        base, run = first_run(left, offset)
-        mask = (row < batches)[:, None] & run[None, :]
-        for channel in range(channels):
-            codes = codes_of(
-                Taps, Level, Seed, head, channel, channels, base, taps, room, leads, lines, rows, gate_heads,
-                AXES, GATE, DRAWS, TOKENS, REALIZATIONS,
-            )  # fmt: skip
-            x = tl.load(Own + channel, mask=mask, other=0.0).to(tl.float32)
-            y += x[:, :, None] * codes[None, :, :]
-        left = left & ~run
-    Out = Y + ((row[:, None].to(tl.int64) * heads + head) * times + token[None, :]) * realizations
-    mask = ((row < batches)[:, None] & there[None, :])[:, :, None] & (r < realizations)[None, None, :]
-    tl.store(Out[:, :, None] + r[None, None, :], (y * scale).to(Y.dtype.element_ty), mask=mask)
+    for _ in range(0, channels, UNROLLED):
+        for step in tl.static_range(UNROLLED):
+            y += gather(Own + step) * tl.load(Met + step * tokens * REALIZATIONS)
+        Own += UNROLLED
+        Met += UNROLLED * tokens * REALIZATIONS
+    tl.store(Y + place * realizations + r, (y * scale).to(Y.dtype.element_ty), mask=there & (r < realizations))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["skipped"])
 def inputs_kernel(
-    Dx, Dy, Positions, Seed, Taps, Level,
-    heads, times, channels, realizations, batches, taps, room, leads, lines, rows, columns, gate_heads, positions_batch, scale,
-    AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr,
-    REALIZATIONS: tl.constexpr,
+    X, Dx, Dy, Codes, heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale,
+    UNROLLED: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of x, [batch, heads, times, channels]."""
-    r = tl.arange(0, REALIZATIONS)
-    head, row, token, offset, left = tile_of(Positions, heads, times, positions_batch, columns, AXES, BATCH, TOKENS)
-    there = left
-    place = (row[:, None].to(tl.int64) * heads + head) * times + token[None, :]
-    exists = ((row < batches)[:, None] & there[None, :])[:, :, None] & (r < realizations)[None, None, :]
-    dy = tl.load(Dy + place[:, :, None] * realizations + r[None, None, :], mask=exists, other=0.0).to(tl.float32) * scale
-    while tl.max(left.to(tl.int32), 0) > 0:
-        base, run = first_run(left, offset)
-        mask = (row < batches)[:, None] & run[None, :]
-        for channel in range(channels):
-            codes = codes_of(
-                Taps, Level, Seed, head, channel, channels, base, taps, room, leads, lines, rows, gate_heads,
-                AXES, GATE, DRAWS, TOKENS, REALIZATIONS,
-            )  # fmt: skip
-            dx = tl.sum(dy * codes[None, :, :], 2)
-            tl.store(Dx + place * channels + channel, dx.to(Dx.dtype.element_ty), mask=mask)
-        left = left & ~run
+    """Writes the gradient of x, [batch, heads, times, channels], and that of the codes over the codes."""
+    tiles = tokens // TOKENS
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    token, row = (tile * TOKENS + tl.arange(0, TOKENS))[None, :, None], tl.arange(0, BATCH)[:, None, None]
+    r = tl.arange(0, REALIZATIONS)[None, None, :]
+    Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
+    Met = Codes + (head.to(tl.int64) * channels * tokens + token) * REALIZATIONS + r
+    # What does not exist has no gradient, and gives none to the codes.
+    dy = tl.load(Dy + place * realizations + r, mask=there & (r < realizations), other=0.0).to(tl.float32) * scale
+    Out = Dx + place * channels + tl.arange(0, UNROLLED)[None, None, :]
+    for _ in range(0, channels, UNROLLED):
+        found = ()
+        for step in tl.static_range(UNROLLED):
+            codes = tl.load(Met + step * tokens * REALIZATIONS)
+            found += (tl.sum(dy * codes, 2),)
+            tl.store(Met + step * tokens * REALIZATIONS, tl.sum(gather(Own + step) * dy, 0, keep_dims=True))
+        dx = tl.join(tl.join(found[0], found[2]), tl.join(found[1], found[3])) if UNROLLED == 4 else found[0]
+        tl.store(Out, tl.reshape(dx, [BATCH, TOKENS, UNROLLED]).to(Dx.dtype.element_ty), mask=there)
+        Own += UNROLLED
+        Out += UNROLLED
+        Met += UNROLLED * tokens * REALIZATIONS
 
 
 @triton.jit
-def taps_kernel(
-    X, Dy, Positions, Seed, DBands, DLevel,
-    heads, times, channels, realizations, batches, leads, lines, rows, columns, gate_heads,
-    x_batch, x_head, x_time, positions_batch, groups, windows, scale,
-    AXES: tl.constexpr, GATE: tl.constexpr, SHARED: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
-    REALIZATIONS: tl.constexpr,
+def finish_kernel(
+    Filters, Gate, QueryBands, KeyBands, QueryLevels, KeyLevels, DFilters, DGate,
+    programs, taps, leads, query_groups, key_groups,
+    GATE: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of the band of a channel, [programs, TOKENS, DRAWS], and that of its level.
-
-    A program sums over the batch and over every tile of its group, for one line of taps and one window of draws. SHARED says
-    that the rows of the batch have the same positions; otherwise each is a tile of its own.
-    """
-    program = tl.program_id(0)
-    window, group = program % windows, (program // windows) % groups
-    lead, at = (program // (windows * groups)) % leads, program // (windows * groups * leads)
-    channel, head = at % channels, at // channels
-    place, r = window * DRAWS + tl.arange(0, DRAWS), tl.arange(0, REALIZATIONS)
-    state = channel_state(Seed, CODE_STEP, head, channel)
-    dbands = tl.zeros([TOKENS, DRAWS], tl.float32)
-    total = tl.zeros([REALIZATIONS], tl.float32)
-    tiles = tl.cdiv(times, TOKENS)
-    for step in range(group, tiles if SHARED else tiles * batches, groups):
-        tile, first = step % tiles, step // tiles
-        token = tile * TOKENS + tl.arange(0, TOKENS)
-        there = token < times
-        position = tl.load(Positions + first.to(tl.int64) * positions_batch + token, mask=there, other=0).to(tl.int64)
-        dcodes = tl.zeros([TOKENS, REALIZATIONS], tl.float32)
-        for row in range(first, batches if SHARED else first + 1):
-            wide = (head * 0 + row).to(tl.int64)
-            Own = X + wide * x_batch + head.to(tl.int64) * x_head + token.to(tl.int64) * x_time + channel
-            Given = Dy + ((wide * heads + head) * times + token)[:, None] * realizations + r[None, :]
-            x = tl.load(Own, mask=there, other=0.0).to(tl.float32)
-            dy = tl.load(Given, mask=there[:, None] & (r < realizations)[None, :], other=0.0).to(tl.float32)
-            dcodes += x[:, None] * dy
-        dcodes *= scale
-        total += tl.sum(dcodes, 0)
-        offset, left = run_through(position, tl.arange(0, TOKENS), columns, AXES), there
-        while tl.max(left.to(tl.int32), 0) > 0:
-            base, run = first_run(left, offset)
-            line, column = run_start(base, AXES)
-            own = line_state(state, line, lead, lines, rows, AXES)
-            draws = numbers(next_state(own, column + place.to(tl.int64)), REALIZATIONS)
-            if DIRECT:
-                draws = draws.to(tl.bfloat16)
-            dbands = exact_product(tl.where(run[:, None], dcodes, 0.0), tl.trans(draws), dbands)
-            left = left & ~run
-    Out = DBands + program.to(tl.int64) * TOKENS * DRAWS + tl.arange(0, TOKENS)[:, None] * DRAWS
-    tl.store(Out + tl.arange(0, DRAWS)[None, :], dbands)
+    """Sums the gradients of a channel's bands along their diagonals, and writes those of its filters and of its gate."""
+    at = tl.program_id(0)
+    keep, level = keep_of(Gate, at, GATE), level_of(Gate, at, GATE)
+    shrunk, dlevel = tl.zeros([BLOCK], tl.float64), tl.zeros([1], tl.float64)
+    for side in tl.static_range(2):
+        if side == 0:
+            Bands, Levels, groups = QueryBands, QueryLevels, query_groups
+        else:
+            Bands, Levels, groups = KeyBands, KeyLevels, key_groups
+        for line in range(leads):
+            for first in range(0, taps, BLOCK):
+                tap = first + tl.arange(0, BLOCK)
+                diagonal = tl.arange(0, TOKENS)[:, None] * (WIDTH + 1) + tap[None, :]
+                total = tl.zeros([BLOCK], tl.float64)
+                for group in range(groups):
+                    start = ((at.to(tl.int64) * leads + line) * groups + group) * TOKENS * WIDTH
+                    total += tl.sum(tl.load(Bands + start + diagonal, mask=(tap < taps)[None, :], other=0.0), 0)
+                own = ((side * programs + at).to(tl.int64) * leads + line) * taps + tap
+                tl.store(DFilters + own, (total * keep).to(DFilters.dtype.element_ty), mask=tap < taps)
+                shrunk += total * tl.load(Filters + own, mask=tap < taps, other=0.0)
+        if GATE:
+            for group in range(groups):
+                dlevel += tl.load(Levels + at * groups + group)
     if GATE:
-        constant = numbers(channel_state(Seed, GATE_STEP, head + gate_heads, channel) + tl.zeros([1], tl.uint64), REALIZATIONS)
-        tl.store(DLevel + program + tl.arange(0, 1), tl.sum(total[None, :] * constant, 1))
+        # The derivatives of sqrt(1 - delta) and sqrt(delta) by the gate.
+        dgate = 0.5 * keep * level * (keep * dlevel - level * tl.sum(shrunk, 0))
+        tl.store(DGate + at + tl.arange(0, 1), dgate.to(DGate.dtype.element_ty))
 
 
 class ConvPlan:
-    """The tiles, grid and arguments of the kernels of queries (side 0) or keys (side 1)."""
+    """The pieces, tiles and arguments of the kernels of queries (side 0) or keys (side 1)."""
 
-    def __init__(self, recipe: Filters, side: int, x: Tensor, positions: Tensor):
-        x = x if x.stride(3) == 1 else x.contiguous()
-        self.side, self.x = side, x
+    def __init__(self, recipe: Filters, side: int, x: Tensor, positions: Tensor | int):
+        self.recipe, self.x = recipe, x if x.stride(3) == 1 else x.contiguous()
         batch, heads, times, channels = x.shape
-        taps, *level = recipe.parameters
-        self.shared = positions.ndim == 1 or batch == 1
-        width = max(16, triton.next_power_of_2(recipe.realizations))
-        self.batch = min(triton.next_power_of_2(batch), max(1, HELD // (64 * width))) if self.shared else 1
-        *lead_sizes, size = recipe.kernel_size
-        self.tokens = max(16, min(64, HELD // (self.batch * width), triton.next_power_of_2((*recipe.grid, 64)[-1])))
-        draws = min(64, triton.next_power_of_2(self.tokens + size - 1))
-        reached = triton.cdiv(self.tokens + size - 1, draws) * draws
-        own = pad(taps[side].float(), (self.tokens, reached - size))
-        self.tiles, self.blocks = triton.cdiv(times, self.tokens), triton.cdiv(batch, self.batch)
+        given = isinstance(positions, Tensor)
+        # Without positions in common, tokens of all rows of the batch stand one after the other.
+        self.shared = not given or positions.ndim == 1 or batch == 1
+        self.rows, self.count = (batch, times) if self.shared else (1, batch * times)
+        self.channels, self.width = heads * channels, max(16, triton.next_power_of_2(recipe.realizations))
+        filters, *gates = (p.contiguous() for p in recipe.learned)
+        *lead_sizes, taps = recipe.kernel_size
+        self.blocks = max(2, triton.cdiv(SIZE + taps - 1, SIZE))
+        self.line = not given and not recipe.grid and self.blocks <= BLOCKS
+        self.size: int = SIZE if self.line else min(SIZE, max(16, triton.next_power_of_2((*recipe.grid, SIZE)[-1])))
+        draws = max(16, triton.next_power_of_2(self.size + taps - 1))
+        self.window = min(draws, max(16, WIDEST // self.width))
+        self.reached = self.blocks * SIZE if self.line else triton.cdiv(self.size + taps - 1, self.window) * self.window
+        self.leads = math.prod(lead_sizes)
+        rows = min(triton.next_power_of_2(self.rows), ROWS)
+        self.tile = min(16, max(1, HELD // (rows * self.width)))
         self.arguments: dict[str, Any] = dict(
-            X=x, Positions=positions.contiguous(), Seed=recipe.seed, Taps=own,
-            Level=level[0].float().contiguous() if level else own,
-            heads=heads, times=times, channels=channels, realizations=recipe.realizations, batches=batch,
-            taps=size, room=own.shape[-1], leads=math.prod(lead_sizes), lines=(1, *lead_sizes)[-1],
+            Positions=positions.contiguous() if given else x, Seed=recipe.seed, Taps=filters, Gate=gates[0] if gates else filters,
+            side=side, heads=heads, times=times, channels=channels, realizations=recipe.realizations, count=self.count,
+            taps=taps, start=0 if given else positions, leads=self.leads, lines=(1, *lead_sizes)[-1],
             rows=(1, 1, *recipe.grid)[-2], columns=(1, *recipe.grid)[-1], gate_heads=recipe.gate_number * heads,
-            x_batch=x.stride(0), x_head=x.stride(1), x_time=x.stride(2),
-            positions_batch=0 if self.shared else positions.shape[1], scale=recipe.realizations**-0.5,
-            AXES=len(recipe.kernel_size), GATE=bool(level), DRAWS=draws, BATCH=self.batch, TOKENS=self.tokens, REALIZATIONS=width,
+            x_batch=self.x.stride(0), x_head=self.x.stride(1), x_time=self.x.stride(2), scale=recipe.realizations**-0.5,
+            windows=self.reached // self.window, CONSECUTIVE=not given, AXES=len(recipe.kernel_size), GATE=bool(gates),
+            DRAWS=min(draws, SIZE), BLOCKS=self.blocks, SIZE=SIZE, BATCH=rows, REALIZATIONS=self.width,
+            UNROLLED=4 if channels % 4 == 0 else 1,
         )  # fmt: skip
-        self.grid = (self.tiles, heads, self.blocks)
-        self.warps = 8 if self.batch * self.tokens * width > HELD // 4 else 4
+        # Linear attention needs room for its own results anyway; more pieces than needed would be more launches.
+        most = min(max(ROOM * 4 * self.rows * self.count // (6 * self.width), FEWEST), MOST)
+        pieces = triton.cdiv(self.count, most)
+        self.tokens: int = math.ceil(self.count / (pieces * self.size)) * self.size
 
-    def features(self) -> Tensor:
-        """Returns the features of x."""
-        y = self.x.new_empty(*self.x.shape[:3], self.arguments["realizations"])
-        run(features_kernel, self.grid, {**self.arguments, "Y": y}, self.warps, 2)
-        return y
+    def pieces(self) -> Iterator["Piece"]:
+        """Yields rows of the batch and the first of the tokens that have codes in memory at a time."""
+        for row in range(0, self.rows, ROWS):
+            for first in range(0, self.count, self.tokens):
+                yield Piece(self, slice(row, row + ROWS) if self.rows > ROWS else None, first)
 
-    def gradients(self, dy: Tensor, found: Sequence[Tensor]) -> Tensor:
-        """Returns the gradient of x, and adds those of the taps and of the level to those found."""
-        dy, dx = dy.contiguous(), self.x.new_empty(self.x.shape)
-        run(inputs_kernel, self.grid, {**self.arguments, "Dx": dx, "Dy": dy}, self.warps, 2)
-        heads, channels, taps, leads = self.x.shape[1], self.x.shape[3], self.arguments["taps"], self.arguments["leads"]
-        rows = self.tokens + taps - 1
-        draws = max(16, min(WIDEST // self.arguments["REALIZATIONS"], triton.next_power_of_2(rows)))
-        windows = triton.cdiv(rows, draws)
-        steps = self.tiles if self.shared else self.tiles * self.x.shape[0]
-        groups = min(steps, max(1, PROGRAMS // (heads * channels * leads * windows)))
-        programs = heads * channels * leads * groups * windows
-        dbands, dlevel = torch.empty(programs, self.tokens, draws, device=dy.device), torch.empty(programs, device=dy.device)
+    def groups(self, programs: int) -> int:
+        """Returns in how many groups the blocks of a piece are cut, so that there are enough programs."""
+        return min(self.tokens // self.size, math.ceil(programs / (self.channels * self.leads)))
+
+
+class Room:
+    """Memory for the codes of a piece, and for the noise that they meet, which queries and keys share."""
+
+    def __init__(self, plans: Sequence[ConvPlan], kind: torch.dtype):
+        numbers = [plan.channels * plan.width for plan in plans]
+        device = plans[0].x.device
+        self.codes = torch.empty(max(n * plan.tokens for n, plan in zip(numbers, plans, strict=True)), device=device)
+        rows = [plan.tokens + plan.reached - SIZE if plan.line else 0 for plan in plans]
+        kind = kind if DIRECT.value else torch.float32
+        self.noise = torch.empty(max(n * row for n, row in zip(numbers, rows, strict=True)), device=device, dtype=kind)
+        self.held: tuple[int, int] | None = None
+
+    def fill(self, plan: ConvPlan, start: int) -> None:
+        """Makes the noise of a piece that begins at a position, unless it is there."""
+        rows = plan.tokens + plan.reached - SIZE
+        if self.held != (start, rows):
+            arguments = {**plan.arguments, "Noise": self.noise, "rows": rows, "start": start, "ROWS": SIZE}
+            run(noise_kernel, (rows // SIZE, plan.channels), arguments, 4, 1)
+            self.held = start, rows
+
+
+class Piece:
+    """Some tokens of some rows of the batch."""
+
+    def __init__(self, plan: ConvPlan, rows: slice | None, first: int):
+        self.plan, self.rows = plan, rows
+        batches = plan.rows if rows is None else min(ROWS, plan.rows - rows.start)
+        self.arguments = {**plan.arguments, "X": self.of(plan.x), "batches": batches, "tokens": plan.tokens, "skipped": first}
+        self.first = first
+
+    def of(self, x: Tensor) -> Tensor:
+        """Returns the rows of a tensor."""
+        return x if self.rows is None else x[self.rows]
+
+    def codes(self, room: Room) -> None:
+        """Makes the codes of the piece."""
+        plan = self.plan
+        if plan.line:
+            room.fill(plan, plan.arguments["start"] + self.first)
+            groups = plan.groups(PROGRAMS)
+            arguments = {**self.arguments, "Codes": room.codes, "Noise": room.noise, "groups": groups}
+            run(line_codes_kernel, (groups, plan.channels), arguments, 4, 3)
+        else:
+            arguments = {**self.arguments, "Codes": room.codes, "TOKENS": plan.size}
+            run(tile_codes_kernel, (plan.tokens // plan.size, plan.channels), arguments, 4, 2)
+
+    def features(self, room: Room, y: Tensor) -> None:
+        """Writes the piece's features."""
+        self.codes(room)
+        arguments = {**self.arguments, "Y": self.of(y), "Codes": room.codes, "TOKENS": self.plan.tile}
+        run(features_kernel, (self.plan.tokens // self.plan.tile, self.arguments["heads"]), arguments, 4, 2)
+
+    def gradients(self, room: Room, dy: Tensor, dx: Tensor, dbands: Tensor, dlevels: Tensor, more: bool) -> None:
+        """Writes the piece's gradient of x, and its part of those of bands and levels; `more` adds it to what is there."""
+        self.codes(room)
+        plan, heads = self.plan, self.arguments["heads"]
+        arguments = {**self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes, "TOKENS": plan.tile}
+        run(inputs_kernel, (plan.tokens // plan.tile, heads), arguments, 4, 2)
+        groups = len(dbands) // (plan.channels * plan.leads)
         arguments = {
-            **self.arguments, "Dy": dy, "DBands": dbands, "DLevel": dlevel, "groups": groups, "windows": windows,
-            "SHARED": self.shared, "DRAWS": draws,
+            **self.arguments, "DCodes": room.codes, "Noise": room.noise, "DBands": dbands, "DLevel": dlevels, "groups": groups,
+            "more": int(more), "TOKENS": plan.size,
         }  # fmt: skip
-        run(taps_kernel, (windows, groups, leads, channels, heads), arguments, 8, 2)
-        bands = dbands.view(heads * channels * leads, groups, windows, self.tokens, draws).sum(1).transpose(1, 2).flatten(2)
-        found[0][self.side] += skewed_sum(bands[..., :rows], 1, taps).view(found[0].shape[1:])
-        if self.arguments["GATE"]:
-            found[1].add_(dlevel.view(heads, channels, leads, groups, windows)[:, :, 0, :, 0].sum(2))
-        return dx
+        if plan.line:
+            run(line_taps_kernel, (groups, plan.channels), arguments, 4, 3)
+        else:
+            run(tile_taps_kernel, (plan.reached // plan.window, len(dbands)), {**arguments, "DRAWS": plan.window}, 8, 2)
 
 
-def forward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Returns the features of queries and keys, given with their positions."""
-    return [ConvPlan(recipe, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
+def in_turns(plans: Sequence[ConvPlan]) -> Iterator[tuple[int, int, Piece]]:
+    """Yields pieces of queries and keys in turns, so that they share noise, with their side and number."""
+    for number, pieces in enumerate(zip_longest(*(plan.pieces() for plan in plans))):
+        yield from ((side, number, piece) for side, piece in enumerate(pieces) if piece is not None)
 
 
-def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor]], douts: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the gradients of queries, keys and parameters."""
-    found = [x.new_zeros(x.shape) for x in recipe.parameters]
+def forward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]]) -> list[Tensor]:
+    """Returns the features of queries and keys, given with their positions or the first of consecutive ones."""
     plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
-    return [*(plan.gradients(dy, found) for plan, dy in zip(plans, douts, strict=True)), *found]
+    found = [x.new_empty(*x.shape[:3], recipe.realizations) for x, _ in sides]
+    room = Room(plans, torch.float16)
+    for side, _, piece in in_turns(plans):
+        piece.features(room, found[side])
+    return found
+
+
+def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]], douts: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of queries, keys and what is learned."""
+    plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
+    douts, dinputs = [dy.contiguous() for dy in douts], [x.new_empty(x.shape) for x, _ in sides]
+    # Gradients are products with three bfloat16 numbers, which have the range of float32.
+    room, device = Room(plans, torch.bfloat16), douts[0].device
+    groups = [plan.groups(PROGRAMS // 2) for plan in plans]
+    dbands = [
+        torch.empty(plan.channels * plan.leads * own, plan.size, plan.reached, device=device)
+        for plan, own in zip(plans, groups, strict=True)
+    ]
+    dlevels = [torch.empty(plan.channels * own, device=device) for plan, own in zip(plans, groups, strict=True)]
+    for side, number, piece in in_turns(plans):
+        piece.gradients(room, douts[side], dinputs[side], dbands[side], dlevels[side], more=number > 0)
+    found, plan = [p.new_empty(p.shape) for p in recipe.learned], plans[0]
+    arguments = {
+        **plan.arguments, "Filters": plan.arguments["Taps"], "QueryBands": dbands[0], "KeyBands": dbands[1],
+        "QueryLevels": dlevels[0], "KeyLevels": dlevels[1], "DFilters": found[0], "DGate": found[-1],
+        "programs": plan.channels, "query_groups": groups[0], "key_groups": groups[1], "TOKENS": plan.size,
+        "WIDTH": plan.reached, "BLOCK": min(128, triton.next_power_of_2(plan.arguments["taps"])),
+    }  # fmt: skip
+    run(finish_kernel, (plan.channels,), arguments, 4, 1)
+    return [*dinputs, *found]

@@ -1,7 +1,7 @@
 """Stochastic features in plain PyTorch, without their codes in memory: some tokens at a time, made again for the gradients."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -76,24 +76,35 @@ class Head:
         return torch.baddbmm(self.constant, weights, draws, out=out)
 
 
-def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> list[Tensor]:
-    """Returns the features of q and k, [batch, heads, time, realizations]."""
+Side: TypeAlias = tuple[Tensor, Tensor | int]
+"""Queries or keys, with their positions or the first of consecutive ones."""
+
+
+def positions_of(sides: Sequence[Side]) -> list[Tensor]:
+    """Returns the positions of queries and of keys, [time] or [batch, time]."""
+    return [
+        place if isinstance(place, Tensor) else torch.arange(place, place + x.shape[2], device=x.device) for x, place in sides
+    ]
+
+
+def forward(recipe: Recipe, sides: Sequence[Side]) -> list[Tensor]:
+    """Returns the features of queries and keys, [batch, heads, time, realizations]."""
+    (q, k), positions = (x for x, _ in sides), positions_of(sides)
     compute = torch.promote_types(q.dtype, torch.float32)
     out = [x.new_empty(*x.shape[:3], recipe.realizations) for x in (q, k)]
     scale, room = recipe.realizations**-0.5, Room(compute, q.device)
     for number in range(q.shape[1]):
         head = Head(recipe, number, compute, room)
-        for side, place, tokens, draws in head.tiles(q_positions, k_positions):
+        for side, place, tokens, draws in head.tiles(*positions):
             codes = head.codes(head.weights(side, tokens), draws)
             x = (q, k)[side][place].to(compute).transpose(0, 1)
             out[side][place] = torch.bmm(x, codes.transpose(0, 1)).mul_(scale).transpose(0, 1)
     return out
 
 
-def backward(
-    recipe: Recipe, douts: Sequence[Tensor], q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
-) -> list[Tensor]:
-    """Returns the gradients of q, of k, and of the parameters."""
+def backward(recipe: Recipe, sides: Sequence[Side], douts: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of queries, of keys, and of the parameters."""
+    (q, k), positions = (x for x, _ in sides), positions_of(sides)
     compute = torch.promote_types(q.dtype, torch.float32)
     dinputs = [x.new_empty(x.shape) for x in (q, k)]
     found = [x.new_zeros(x.shape) for x in recipe.parameters]
@@ -102,7 +113,7 @@ def backward(
         head = Head(recipe, number, compute, room)
         # By side and number of tokens: these, and the gradients of weights that do not move, [head_dim, rows, tokens].
         steady: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        for side, place, tokens, draws in head.tiles(q_positions, k_positions):
+        for side, place, tokens, draws in head.tiles(*positions):
             codes = head.codes(head.weights(side, tokens), draws)
             x = (q, k)[side][place].to(compute).transpose(0, 1)
             dout = douts[side][place].to(compute).transpose(0, 1) * scale

@@ -8,20 +8,16 @@ from lagwise.ops.spe import conv, sine
 from lagwise.ops.spe.recipes import Filters, Recipe, Sines
 
 
-def forward(recipe: Recipe, q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor) -> list[Tensor]:
-    """Returns the features of q and k, [batch, heads, time, realizations]."""
-    sides = ((q, q_positions), (k, k_positions))
+def forward(recipe: Recipe, sides: Sequence[tuple[Tensor, Tensor | int]]) -> list[Tensor]:
+    """Returns the features of queries and keys, given with their positions or the first of consecutive ones."""
     if isinstance(recipe, Sines):
         return sine.forward(recipe, sides)
     assert isinstance(recipe, Filters)
     return conv.forward(recipe, sides)
 
 
-def backward(
-    recipe: Recipe, douts: Sequence[Tensor], q: Tensor, k: Tensor, q_positions: Tensor, k_positions: Tensor
-) -> list[Tensor]:
-    """Returns the gradients of q, of k, and of the parameters."""
-    sides = ((q, q_positions), (k, k_positions))
+def backward(recipe: Recipe, sides: Sequence[tuple[Tensor, Tensor | int]], douts: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of queries, of keys, and of what is learned."""
     if isinstance(recipe, Sines):
         return sine.backward(recipe, sides, douts)
     assert isinstance(recipe, Filters)

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 from lagwise import noise
 from lagwise.noise import Stream
@@ -66,8 +66,21 @@ class Recipe(ABC):
     draws_move: bool
     """Whether the draws belong to positions and the weights are the same at all of them; otherwise it is the other way."""
 
-    def __init__(self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, gate_number: int = 0):
-        self.parameters, self.realizations, self.seed, self.gate_number = list(parameters), realizations, seed, gate_number
+    def __init__(self, learned: Sequence[Tensor], realizations: int, seed: Tensor, *, gate_number: int = 0):
+        self.learned, self.realizations, self.seed, self.gate_number = list(learned), realizations, seed, gate_number
+        self.made: list[Tensor] | None = None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the codes are made of, as functions of what is learned; kernels make them by themselves."""
+        if self.made is None:
+            self.made = self.derived(*self.learned)
+        return self.made
+
+    @staticmethod
+    @abstractmethod
+    def derived(*learned: Tensor) -> list[Tensor]:
+        """Returns the parameters for what is learned."""
 
     @abstractmethod
     def blocks(self, positions: Tensor) -> Iterator[Block]:
@@ -111,18 +124,33 @@ class Sines(Recipe):
 
     `turns` and `sizes` are [heads, head_dim, sines], `shifts` [2, heads, head_dim, sines], those of the queries first. The last
     sine of "gated sines" does not turn: its cosine is one, its sine nothing, and its draws are those of the gate.
+
+        turns = sigmoid(freq) / 2,   shifts = (offset / 2 pi, 0),   sizes = sqrt(1 - delta) softplus(gain) / sqrt(2 K)
+        the gate's size is sqrt(delta), delta = sigmoid(gate)                    learned are freq, offset, gain and maybe gate
     """
 
     draws_move = False
 
-    def __init__(self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, gated: bool, gate_number: int = 0):
-        super().__init__(parameters, realizations, seed, gate_number=gate_number)
+    def __init__(self, learned: Sequence[Tensor], realizations: int, seed: Tensor, *, gated: bool, gate_number: int = 0):
+        super().__init__(learned, realizations, seed, gate_number=gate_number)
         self.asked: tuple[Tensor, int, torch.dtype] | None = None
         self.gated, self.kind = gated, "gated sines" if gated else "sines"
 
+    @staticmethod
+    def derived(*learned: Tensor) -> list[Tensor]:
+        freq, offset, gain, *gates = learned
+        turns, offsets = torch.sigmoid(freq.double()) / 2.0, offset.double() / (2.0 * math.pi)
+        shifts = torch.stack([offsets, torch.zeros_like(offsets)])
+        sizes = softplus(gain) / math.sqrt(2 * gain.shape[-1])
+        for gate in gates:
+            delta = torch.sigmoid(gate)[..., None]
+            turns, shifts = pad(turns, (0, 1)), pad(shifts, (0, 1))
+            sizes = torch.cat([(1.0 - delta).sqrt() * sizes, delta.sqrt()], dim=-1)
+        return [turns, shifts, sizes]
+
     @property
     def head_dim(self) -> int:
-        return self.parameters[0].shape[1]
+        return self.learned[0].shape[1]
 
     def blocks(self, positions: Tensor) -> Iterator[Block]:
         for start in range(0, len(positions), SINES_PART):
@@ -182,19 +210,29 @@ class Filters(Recipe):
 
     `taps` are [2, heads, head_dim, *kernel_size], those of the queries first; `level`, [heads, head_dim], multiplies the
     draws of the gate. On a grid positions count the cells row by row, and the noise belongs to the cells.
+
+        taps = sqrt(1 - delta) filters,   level = sqrt(delta),   delta = sigmoid(gate)        learned are filters and maybe gate
     """
 
     kind, draws_move = "filters", True
 
     def __init__(
-        self, parameters: Sequence[Tensor], realizations: int, seed: Tensor, *, grid: Sequence[int] = (), gate_number: int = 0
+        self, learned: Sequence[Tensor], realizations: int, seed: Tensor, *, grid: Sequence[int] = (), gate_number: int = 0
     ):
-        super().__init__(parameters, realizations, seed, gate_number=gate_number)
-        self.grid, self.kernel_size = tuple(grid), tuple(parameters[0].shape[3:])
+        super().__init__(learned, realizations, seed, gate_number=gate_number)
+        self.grid, self.kernel_size = tuple(grid), tuple(learned[0].shape[3:])
+
+    @staticmethod
+    def derived(*learned: Tensor) -> list[Tensor]:
+        filters, *gates = learned
+        if not gates:
+            return [filters]
+        delta = torch.sigmoid(gates[0])
+        return [(1.0 - delta).sqrt().view(*delta.shape, *[1] * (filters.ndim - 3)) * filters, delta.sqrt()]
 
     @property
     def head_dim(self) -> int:
-        return self.parameters[0].shape[2]
+        return self.learned[0].shape[2]
 
     def blocks(self, positions: Tensor) -> Iterator[Block]:
         # A run ends where the next token is not the right neighbour of the last one.

@@ -6,6 +6,9 @@
 Turns and shifts are fractions of 2^64, so that whole turns drop out of a product of integers, at every position below 2^31 alike.
 The backward pass makes da = dy @ draws^T, the gradient of the left operand, and all other gradients from it. Rows of x and dy are
 divided by their largest number, and sizes by theirs, so that two float16 numbers hold 22 bits of an operand.
+
+A tile has the same tokens of several rows of the batch. Its rows count the tokens first, so that a thread has one token for all
+rows of the batch, and takes its cosines once.
 """
 
 # Triton's language is not typed as Python is.
@@ -36,12 +39,67 @@ LEAST = tl.constexpr(1e-30)
 
 
 @triton.jit
-def draws_kernel(
-    Draws, Seed, channels, realizations, waves, gate_heads, GATED: tl.constexpr, ROWS: tl.constexpr, REALIZATIONS: tl.constexpr
-):
-    """Writes the draws of all channels, [heads, channels, ROWS, realizations], with zeros below those that are used."""
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def soft_size(gain, sines):
+    """Returns softplus(gain) / sqrt(2 sines), in float64."""
+    gain = gain.to(tl.float64)
+    return (tl.maximum(gain, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(gain)))) * tl.rsqrt(2.0 * sines.to(tl.float64))
+
+
+@triton.jit
+def gate_sizes(Gate, at, there, GATED: tl.constexpr):
+    """Returns sqrt(1 - delta) and sqrt(delta) of channels, in float64: 1 and 0 without a gate."""
+    if not GATED:
+        return tl.full(at.shape, 1.0, tl.float64), tl.zeros(at.shape, tl.float64)
+    gate = tl.load(Gate + at, mask=there, other=0.0).to(tl.float64)
+    return tl.sqrt(sigmoid(-gate)), tl.sqrt(sigmoid(gate))
+
+
+@triton.jit
+def fixed(x):
+    """Returns the fractions of turns in units of 2^-64, as int64 whose sign is the highest bit."""
+    return ((x - tl.floor(x)) * 9223372036854775808.0).to(tl.int64) * 2
+
+
+@triton.jit
+def prepare_kernel(
+    Freq, Offset, Gain, Gate, Seed, Draws, Turns, Shifts, Sizes, Largest,
+    heads, channels, realizations, sines, waves, gate_heads,
+    GATED: tl.constexpr, ROWS: tl.constexpr, REALIZATIONS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes turns, shifts and sizes of a channel, and its draws, [ROWS, realizations], with zeros below those that are used.
+
+    Sizes are divided by the largest of all channels, which each program looks for: they are few.
+    """
     program = tl.program_id(0)
     head, channel = program // channels, program % channels
+    most = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, heads * channels * sines, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        there = at < heads * channels * sines
+        keep, level = gate_sizes(Gate, at // sines, there, GATED)
+        found = keep * soft_size(tl.load(Gain + at, mask=there, other=0.0), sines)
+        most = tl.maximum(most, tl.where(there, tl.maximum(found, level), 0.0))
+    least: tl.constexpr = LEAST
+    largest = tl.maximum(tl.max(most, 0), least)
+    tl.store(Largest + tl.arange(0, 1), tl.zeros([1], tl.float32) + largest.to(tl.float32), mask=tl.arange(0, 1) == program)
+    wave = tl.arange(0, ROWS // 2)
+    there = wave < sines
+    at = program * sines + wave
+    keep, level = gate_sizes(Gate, wave * 0 + program, wave >= 0, GATED)
+    turns = sigmoid(tl.load(Freq + at, mask=there, other=0.0).to(tl.float64)) * 0.5
+    shifts = tl.load(Offset + at, mask=there, other=0.0).to(tl.float64) * (0.5 / PI)
+    sizes = tl.where(there, keep * soft_size(tl.load(Gain + at, mask=there, other=0.0), sines), level) / largest
+    # The gate does not turn.
+    at = program * waves + wave
+    tl.store(Turns + at, fixed(tl.where(there, turns, 0.0)), mask=wave < waves)
+    tl.store(Shifts + at, fixed(tl.where(there, shifts, 0.0)), mask=wave < waves)
+    tl.store(Shifts + heads * channels * waves + at, wave.to(tl.int64) * 0, mask=wave < waves)
+    tl.store(Sizes + at, sizes.to(tl.float32), mask=wave < waves)
     row, r = tl.arange(0, ROWS), tl.arange(0, REALIZATIONS)
     states = next_state(channel_state(Seed, CODE_STEP, head, channel), row.to(tl.int64))
     used = 2 * waves
@@ -51,6 +109,48 @@ def draws_kernel(
     made = tl.where((row < used)[:, None], numbers(states, REALIZATIONS), 0.0)
     Out = Draws + (program.to(tl.int64) * ROWS + row[:, None]) * realizations + r[None, :]
     tl.store(Out, made.to(Draws.dtype.element_ty), mask=(r < realizations)[None, :])
+
+
+@triton.jit
+def column_sum(Sums, tiles, rows, at, there, BLOCK: tl.constexpr):
+    """Returns the sum over tiles of numbers that lie `rows` apart, in float64."""
+    total = tl.zeros(at.shape, tl.float64)
+    for start in range(0, tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        found = tl.load(
+            Sums + tile.to(tl.int64)[:, None] * rows + at[None, :], mask=(tile < tiles)[:, None] & there[None, :], other=0.0
+        )
+        total += tl.sum(found.to(tl.float64), 0)
+    return total
+
+
+@triton.jit
+def finish_kernel(
+    Freq, Gain, Gate, QuerySums, KeySums, DFreq, DOffset, DGain, DGate,
+    heads, channels, sines, query_tiles, key_tiles,
+    GATED: tl.constexpr, WAVES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums the parts of a channel over the tiles of both sides, and writes the gradients of what is learned."""
+    program = tl.program_id(0)
+    wave, rows = tl.arange(0, WAVES), heads * channels * WAVES * 4
+    there, own = wave <= sines, (program * WAVES + wave) * 4
+    dturns = column_sum(QuerySums, query_tiles, rows, own, there, BLOCK)
+    dturns += column_sum(KeySums, key_tiles, rows, own, there, BLOCK)
+    dsizes = column_sum(QuerySums, query_tiles, rows, own + 1, there, BLOCK)
+    dsizes += column_sum(KeySums, key_tiles, rows, own + 1, there, BLOCK)
+    dshifts = column_sum(QuerySums, query_tiles, rows, own + 2, there, BLOCK)
+    there, at = wave < sines, program * sines + wave
+    keep, level = gate_sizes(Gate, wave * 0 + program, wave >= 0, GATED)
+    turns = sigmoid(tl.load(Freq + at, mask=there, other=0.0).to(tl.float64))
+    gain = tl.load(Gain + at, mask=there, other=0.0)
+    size, slope = soft_size(gain, sines), sigmoid(gain.to(tl.float64)) * tl.rsqrt(2.0 * sines.to(tl.float64))
+    tl.store(DFreq + at, (dturns * 0.5 * turns * (1.0 - turns)).to(DFreq.dtype.element_ty), mask=there)
+    tl.store(DOffset + at, (dshifts * (0.5 / PI)).to(DOffset.dtype.element_ty), mask=there)
+    tl.store(DGain + at, (dsizes * keep * slope).to(DGain.dtype.element_ty), mask=there)
+    if GATED:
+        # keep^2 = 1 - delta and level^2 = delta have the gradients -keep^2 level^2 and keep^2 level^2.
+        dgate = tl.sum(0.5 * tl.where(there, -size * keep * level * level, keep * keep * level) * dsizes, 0)
+        tl.store(DGate + program + tl.arange(0, 1), (tl.zeros([1], tl.float64) + dgate).to(DGate.dtype.element_ty))
 
 
 @triton.jit
@@ -89,40 +189,46 @@ def largest(x, axis: tl.constexpr):
 
 
 @triton.jit
-def row_places(Positions, tile, batches, times, positions_batch, ROWS: tl.constexpr):
+def row_places(
+    Positions, tile, batches, times, positions_batch, start, CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr
+):
     """Returns row of the batch, time and position of a tile's rows, and which of them exist; the others stand for the first."""
-    row = tile * ROWS + tl.arange(0, ROWS)
-    there = row < batches * times
-    row = tl.where(there, row, 0)
-    batch, time = (row // times).to(tl.int64), (row % times).to(tl.int64)
-    return batch, time, tl.load(Positions + batch * positions_batch + time).to(tl.int64), there
+    row, blocks = tl.arange(0, ROWS), tl.cdiv(times, ROWS // BATCH)
+    time = ((tile % blocks) * (ROWS // BATCH) + row % (ROWS // BATCH)).to(tl.int64)
+    batch = (tile // blocks * BATCH + row // (ROWS // BATCH)).to(tl.int64)
+    there = (batch < batches) & (time < times)
+    kept_batch, kept_time = tl.where(there, batch, 0), tl.where(there, time, 0)
+    if CONSECUTIVE:
+        return kept_batch, kept_time, time + start, there
+    return kept_batch, kept_time, tl.load(Positions + kept_batch * positions_batch + kept_time).to(tl.int64), there
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def features_kernel(
     X, Y, Positions, Draws, Turns, Shifts, Sizes, Largest,
-    heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, scale,
-    ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, start, scale,
+    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Writes the features y, [batch, heads, times, realizations], of x, [batch, heads, times, channels]."""
     program = tl.program_id(0)
     head, tile = program % heads, program // heads
     r, m = tl.arange(0, REALIZATIONS), tl.arange(0, 2 * WAVES)
-    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, ROWS)
+    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, start, CONSECUTIVE, BATCH, ROWS)
     Own = X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time
     most = tl.zeros([ROWS], tl.float32)
-    for start in range(0, channels, BLOCK):
-        channel = start + tl.arange(0, BLOCK)
+    for base in range(0, channels, BLOCK):
+        channel = base + tl.arange(0, BLOCK)
         x = tl.load(Own[:, None] + channel[None, :], mask=(channel < channels)[None, :], other=0.0).to(tl.float32)
         most = tl.maximum(most, largest(x, 1))
     y, inverse = tl.zeros([ROWS, REALIZATIONS], tl.float32), 1.0 / most * LARGER
     # The columns of the left operand: cosine and sine of each wave in turn. A sine is a cosine a quarter of a turn later.
     wave = m // 2
-    for start in range(0, channels, GROUP):
+    for base in range(0, channels, GROUP):
         # Long sums within matrix units would lose bits.
         part = tl.zeros([ROWS, REALIZATIONS], tl.float32)
         for step in tl.static_range(GROUP):
-            channel = start + step
+            channel = base + step
             there_too = (wave < waves) & (channel < channels)
             at = head * channels + tl.minimum(channel, channels - 1)
             x = gather(Own + tl.minimum(channel, channels - 1))
@@ -139,11 +245,11 @@ def features_kernel(
     tl.store(Out, (y * factor[:, None]).to(Y.dtype.element_ty), mask=there[:, None] & (r < realizations)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def gradient_kernel(
     X, Dx, Dy, Positions, Draws, Turns, Shifts, Sizes, Largest, Sums,
-    heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, scale,
-    ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr,
+    heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, start, scale,
+    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradient of x, [batch, heads, times, channels], and its tile's part of those of turns, shifts and sizes.
 
@@ -152,7 +258,7 @@ def gradient_kernel(
     program = tl.program_id(0)
     head, tile = program % heads, program // heads
     r, m, wave = tl.arange(0, REALIZATIONS), tl.arange(0, 2 * WAVES), tl.arange(0, WAVES)
-    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, ROWS)
+    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, start, CONSECUTIVE, BATCH, ROWS)
     Own = X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time
     place = (batch * heads + head) * times + time
     Given = Dy + place[:, None] * realizations + r[None, :]
@@ -183,12 +289,6 @@ def gradient_kernel(
         tl.store(Sum, summed)
 
 
-def fixed(x: Tensor) -> Tensor:
-    """Returns the fractions of turns in units of 2^-64, as int64 whose sign is the highest bit."""
-    x = x.double()
-    return ((x - x.floor()) * 2.0**63).to(torch.int64) * 2
-
-
 class Prepared(NamedTuple):
     """The parameters and draws in the form that the kernels read, for both sides."""
 
@@ -202,73 +302,82 @@ class Prepared(NamedTuple):
 class SinePlan:
     """The tiles and arguments of the kernels of queries (side 0) or keys (side 1)."""
 
-    def __init__(self, recipe: Sines, prepared: Prepared, side: int, x: Tensor, positions: Tensor):
+    def __init__(self, recipe: Sines, prepared: Prepared, side: int, x: Tensor, positions: Tensor | int):
         x = x if x.stride(3) == 1 else x.contiguous()
-        self.recipe, self.side, self.x = recipe, side, x
+        self.x, self.realizations = x, recipe.realizations
         batch, heads, times, channels = x.shape
         width = max(16, triton.next_power_of_2(recipe.realizations))
-        self.rows = max(16, min(128, HELD // width))
-        self.tiles = triton.cdiv(batch * times, self.rows)
+        rows = max(16, min(128, HELD // width))
+        shared = min(triton.next_power_of_2(batch), max(4, rows // triton.next_power_of_2(times)))
+        self.tiles = triton.cdiv(times, rows // shared) * triton.cdiv(batch, shared)
+        given = positions.contiguous() if isinstance(positions, Tensor) else x
         self.arguments: dict[str, Any] = dict(
-            X=x, Positions=positions.contiguous(), Draws=prepared.draws, Turns=prepared.turns, Shifts=prepared.shifts[side],
-            Sizes=prepared.sizes, Largest=prepared.largest, heads=heads, times=times, channels=channels,
-            realizations=recipe.realizations, batches=batch, waves=prepared.turns.shape[2],
-            x_batch=x.stride(0), x_head=x.stride(1), x_time=x.stride(2),
-            positions_batch=0 if positions.ndim == 1 else positions.shape[1], scale=recipe.realizations**-0.5,
-            ROWS=self.rows, WAVES=prepared.draws.shape[2] // 2, REALIZATIONS=width, BLOCK=16, GROUP=4,
+            X=x, Positions=given, Draws=prepared.draws, Turns=prepared.turns, Shifts=prepared.shifts[side], Sizes=prepared.sizes,
+            Largest=prepared.largest, heads=heads, times=times, channels=channels, realizations=recipe.realizations,
+            batches=batch, waves=prepared.turns.shape[2], x_batch=x.stride(0), x_head=x.stride(1), x_time=x.stride(2),
+            positions_batch=times if given.ndim == 2 else 0, start=0 if isinstance(positions, Tensor) else positions,
+            scale=recipe.realizations**-0.5, CONSECUTIVE=not isinstance(positions, Tensor), BATCH=shared, ROWS=rows,
+            WAVES=prepared.draws.shape[2] // 2, REALIZATIONS=width, BLOCK=16, GROUP=4,
         )  # fmt: skip
 
     def features(self) -> Tensor:
         """Returns the features of x."""
-        y = self.x.new_empty(*self.x.shape[:3], self.recipe.realizations)
+        y = self.x.new_empty(*self.x.shape[:3], self.realizations)
         run(features_kernel, (self.x.shape[1], self.tiles), {**self.arguments, "Y": y}, 4, 1)
         return y
 
-    def gradients(self, dy: Tensor, found: Sequence[Tensor]) -> Tensor:
-        """Returns the gradient of x, and adds those of the parameters to those found."""
-        heads, channels, waves = self.x.shape[1], self.x.shape[3], self.arguments["WAVES"]
+    def gradients(self, dy: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the gradient of x, and the tiles' parts of those of turns, sizes and shifts."""
+        heads, channels = self.x.shape[1], self.x.shape[3]
         dx = self.x.new_empty(self.x.shape)
-        sums = torch.empty(self.tiles, heads, channels, waves, 4, device=dx.device)
+        sums = torch.empty(self.tiles, heads, channels, self.arguments["WAVES"], 4, device=dx.device)
         arguments = {**self.arguments, "Dx": dx, "Dy": dy.contiguous(), "Sums": sums}
         run(gradient_kernel, (heads, self.tiles), arguments, 4, 2)
-        own = sums.sum(0, dtype=torch.float64)[:, :, : self.arguments["waves"]]
-        dturns, dshifts, dsizes = found
-        dturns += own[..., 0]
-        dsizes += own[..., 1]
-        dshifts[self.side] += own[..., 2]
-        return dx
+        return dx, sums
 
 
-def prepare(recipe: Sines, x: Tensor) -> Prepared:
-    """Returns parameters and draws, [heads, channels, rows, realizations] with at least 16 rows, for the kernels."""
-    heads, channels, waves = recipe.parameters[0].shape
-    rows = max(16, triton.next_power_of_2(2 * waves))
-    draws = torch.empty(
-        heads, channels, rows, recipe.realizations, device=x.device, dtype=torch.float16 if DIRECT.value else torch.float32
-    )
-    run(
-        draws_kernel, (heads * channels,),
-        {
-            "Draws": draws, "Seed": recipe.seed, "channels": channels, "realizations": recipe.realizations, "waves": waves,
-            "gate_heads": recipe.gate_number * heads, "GATED": recipe.gated, "ROWS": rows,
-            "REALIZATIONS": max(16, triton.next_power_of_2(recipe.realizations)),
-        },
-        4, 1,
+def channel_arguments(recipe: Sines) -> dict[str, Any]:
+    """Returns the arguments of the kernels that have a program for each channel."""
+    freq, offset, gain, *gates = (x.contiguous() for x in recipe.learned)
+    heads, channels, sines = freq.shape
+    return dict(
+        Freq=freq, Offset=offset, Gain=gain, Gate=gates[0] if gates else gain, Seed=recipe.seed, heads=heads, channels=channels,
+        realizations=recipe.realizations, sines=sines, waves=sines + recipe.gated, gate_heads=recipe.gate_number * heads,
+        GATED=recipe.gated, ROWS=max(16, triton.next_power_of_2(2 * (sines + recipe.gated))),
+        REALIZATIONS=max(16, triton.next_power_of_2(recipe.realizations)),
     )  # fmt: skip
-    turns, shifts, sizes = recipe.parameters
-    largest = sizes.abs().amax().float().clamp_min(1e-30)
-    return Prepared(fixed(turns), fixed(shifts), (sizes / largest).float().contiguous(), largest, draws)
 
 
-def forward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Returns the features of queries and keys, given with their positions."""
-    prepared = prepare(recipe, sides[0][0])
+def prepare(recipe: Sines) -> Prepared:
+    """Returns parameters and draws, [heads, channels, rows, realizations] with at least 16 rows, for the kernels."""
+    arguments = channel_arguments(recipe)
+    heads, channels, waves, device = arguments["heads"], arguments["channels"], arguments["waves"], recipe.seed.device
+    turns, shifts = (torch.empty(*some, heads, channels, waves, dtype=torch.int64, device=device) for some in ((), (2,)))
+    numbers = torch.empty(heads * channels * waves + 1, device=device)
+    draws = torch.empty(
+        heads, channels, arguments["ROWS"], recipe.realizations, device=device,
+        dtype=torch.float16 if DIRECT.value else torch.float32,
+    )  # fmt: skip
+    prepared = Prepared(turns, shifts, numbers[:-1].view(heads, channels, waves), numbers[-1:], draws)
+    results = {"Turns": turns, "Shifts": shifts, "Sizes": prepared.sizes, "Largest": prepared.largest, "Draws": draws}
+    run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 1024}, 4, 1)
+    return prepared
+
+
+def forward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor | int]]) -> list[Tensor]:
+    """Returns the features of queries and keys, given with their positions or the first of consecutive ones."""
+    prepared = prepare(recipe)
     return [SinePlan(recipe, prepared, side, x, positions).features() for side, (x, positions) in enumerate(sides)]
 
 
-def backward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor]], douts: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the gradients of queries, keys and parameters."""
-    prepared = prepare(recipe, sides[0][0])
-    found = [x.new_zeros(x.shape) for x in recipe.parameters]
+def backward(recipe: Sines, sides: Sequence[tuple[Tensor, Tensor | int]], douts: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of queries, keys and what is learned."""
+    prepared = prepare(recipe)
     plans = [SinePlan(recipe, prepared, side, x, positions) for side, (x, positions) in enumerate(sides)]
-    return [*(plan.gradients(dy, found) for plan, dy in zip(plans, douts, strict=True)), *found]
+    (dq, query_sums), (dk, key_sums) = (plan.gradients(dy) for plan, dy in zip(plans, douts, strict=True))
+    arguments, found = channel_arguments(recipe), [x.new_empty(x.shape) for x in recipe.learned]
+    results = dict(zip(("DFreq", "DOffset", "DGain", "DGate"), [*found, found[0]], strict=False))
+    sums = {"QuerySums": query_sums, "KeySums": key_sums, "query_tiles": len(query_sums), "key_tiles": len(key_sums)}
+    grid, waves = (arguments["heads"] * arguments["channels"],), arguments["ROWS"] // 2
+    run(finish_kernel, grid, {**arguments, **results, **sums, "WAVES": waves, "BLOCK": 32}, 4, 1)
+    return [dq, dk, *found]

@@ -1,0 +1,122 @@
+"""Filters of noise that lies in memory, for consecutive positions on one axis: codes, and the gradient of the filters.
+
+A block of 64 tokens meets the noise of its own positions and of the blocks after it: a product with a band of taps, row t moved
+to the right by t, cut into squares. All blocks have the same squares, so that a program makes those of its channel once. It reads
+each block of noise once, too, and adds it to the codes of all blocks of tokens that meet it.
+"""
+
+# Triton's language is not typed as Python is.
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, exact_product, in_three, in_two, numbers
+from lagwise.ops.kernels.tiles import DIRECT, next_state
+from lagwise.ops.spe.conv_tiles import band_of, gate_share, keep_of, level_share
+
+
+@triton.jit(do_not_specialize=["start"])
+def noise_kernel(Noise, Seed, channels, rows, start, ROWS: tl.constexpr, REALIZATIONS: tl.constexpr):
+    """Writes the noise of positions from `start` on, [heads, channels, rows, REALIZATIONS]; rows are whole blocks."""
+    blocks = rows // ROWS
+    block, at = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
+    row = block * ROWS + tl.arange(0, ROWS)
+    made = numbers(next_state(state, row.to(tl.int64) + start), REALIZATIONS)
+    Out = Noise + (at.to(tl.int64) * rows + row)[:, None] * REALIZATIONS + tl.arange(0, REALIZATIONS)[None, :]
+    tl.store(Out, made.to(Noise.dtype.element_ty))
+
+
+@triton.jit
+def parts_of(a, kind: tl.constexpr):
+    """Writes float32 numbers as a sum of two float16 or three bfloat16 numbers, by the type of the noise; the smallest first."""
+    if not DIRECT:
+        return (a,)
+    elif kind == tl.float16:
+        first, second = in_two(a)
+        return second, first
+    else:
+        first, second, third = in_three(a)
+        return third, second, first
+
+
+@triton.jit
+def product_of(parts, noise):
+    """Returns the product of a sum of parts with noise."""
+    found = tl.dot(parts[0], noise, input_precision="ieee")
+    for part in tl.static_range(1, len(parts)):
+        found = tl.dot(parts[part], noise, found, input_precision="ieee")
+    return found
+
+
+@triton.jit(do_not_specialize=["side"])
+def line_codes_kernel(
+    Codes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
+    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
+):  # fmt: skip
+    """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS]."""
+    group, at = tl.program_id(0) % groups, tl.program_id(0) // groups
+    blocks = tokens // SIZE
+    share = tl.cdiv(blocks, groups)
+    begin, end = group * share, tl.minimum((group + 1) * share, blocks)
+    t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
+    keep = keep_of(Gate, at, GATE) * LARGER
+    kind: tl.constexpr = Noise.dtype.element_ty
+    squares = ()
+    for block in tl.static_range(BLOCKS):
+        squares += (parts_of(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE) * keep, kind),)
+    constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
+    row = t[:, None] * REALIZATIONS + r[None, :]
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
+    Out = Codes + at.to(tl.int64) * tokens * REALIZATIONS + row
+    # The sums of the blocks of tokens that have not met all their noise yet, the newest first.
+    sums = ()
+    for _ in tl.static_range(BLOCKS - 1):
+        sums += (tl.zeros([SIZE, REALIZATIONS], tl.float32),)
+    for step in range(begin, end + BLOCKS - 1):
+        noise = tl.load(Met + step * SIZE * REALIZATIONS)
+        codes = (sums[BLOCKS - 2] + product_of(squares[BLOCKS - 1], noise)) * UNIT + constant[None, :]
+        # The first steps belong to blocks before the group, whose codes are not whole.
+        done = step - (BLOCKS - 1)
+        tl.store(Out + done * SIZE * REALIZATIONS, codes, mask=row * 0 + done >= begin)
+        newer = (product_of(squares[0], noise),)
+        for block in tl.static_range(1, BLOCKS - 1):
+            newer += (sums[block - 1] + product_of(squares[block], noise),)
+        sums = newer
+
+
+@triton.jit(do_not_specialize=["more"])
+def line_taps_kernel(
+    DCodes, Noise, Gate, Seed, DBands, DLevel, channels, tokens, groups, gate_heads, more,
+    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
+):  # fmt: skip
+    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], and of its level, over a group of blocks.
+
+    With `more` they are added to what is there.
+    """
+    program = tl.program_id(0)
+    group, at = program % groups, program // groups
+    blocks = tokens // SIZE
+    share = tl.cdiv(blocks, groups)
+    t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
+    row = t[:, None] * REALIZATIONS + r[None, :]
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
+    Given = DCodes + at.to(tl.int64) * tokens * REALIZATIONS + row
+    Out = DBands + program.to(tl.int64) * SIZE * BLOCKS * SIZE + t[:, None] * (BLOCKS * SIZE) + t[None, :]
+    sums = ()
+    for block in tl.static_range(BLOCKS):
+        sums += (tl.load(Out + block * SIZE, mask=t[None, :] + more * SIZE >= SIZE, other=0.0),)
+    total = tl.zeros([REALIZATIONS], tl.float32)
+    for step in range(group * share, tl.minimum((group + 1) * share, blocks)):
+        dcodes = tl.load(Given + step * SIZE * REALIZATIONS)
+        total += tl.sum(dcodes, 0)
+        newer = ()
+        for block in tl.static_range(BLOCKS):
+            noise = tl.load(Met + (step + block) * SIZE * REALIZATIONS)
+            newer += (exact_product(dcodes, tl.trans(noise), sums[block]),)
+        sums = newer
+    for block in tl.static_range(BLOCKS):
+        tl.store(Out + block * SIZE, sums[block])
+    gate_share(DLevel, Seed, program, at, channels, gate_heads, total, more, GATE, REALIZATIONS)
