@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from lagwise.call import Call
 from lagwise.errors import counted, require_choice
@@ -38,6 +39,7 @@ class Shape(NamedTuple):
     pairs: int  # of a batch row and a query head
     queries: int
     keys: int
+    sequence: int  # keys of a sequence, the mean of packed ones
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str) -> Choice:
@@ -51,7 +53,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str)
     asked = requests(q, k, v, terms, call)
     if impl != "auto":
         return named_choice(impl, asked)
-    return fastest(asked, Shape(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]), near_band(terms))
+    keys, sequences = k.shape[2], 1 if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
+    return fastest(asked, Shape(q.shape[0] * q.shape[1], q.shape[2], keys, keys // sequences), near_band(terms))
 
 
 def named_choice(impl: str, asked: set[str]) -> Choice:
@@ -90,14 +93,15 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice(otherwise, "a window leaves no far field")
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    many = vectors and shape.pairs * shape.queries * shape.keys >= MANY_PAIRS
+    many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS
     needed = SPLIT_PAYS_FROM["cpu" if not on_gpu else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
     if any_length:
         return choice_for_export(needed, otherwise)
-    keys, pays = counted(shape.keys), f"{counted(needed)}, from which on the far field of these tables pays"
-    if shape.keys < needed:
-        return Choice(otherwise, f"{keys} keys are fewer than {pays}")
-    return Choice("split", f"{keys} keys are at least {pays}")
+    keys = f"{counted(shape.sequence)} keys{' per packed sequence' if 'cu_seqlens' in asked else ''}"
+    pays = f"{counted(needed)}, from which on the far field of these tables pays"
+    if shape.sequence < needed:
+        return Choice(otherwise, f"{keys} are fewer than {pays}")
+    return Choice("split", f"{keys} are at least {pays}")
 
 
 def choice_for_export(needed: int, otherwise: str) -> Choice:
@@ -122,6 +126,7 @@ def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[s
         "window": call.window is not None,
         "lengths": call.lengths is not None,
         "key_mask": call.key_mask is not None,
+        "key_mask with holes": call.key_mask is not None and not pads_on_the_right(call.key_mask),
         "cu_seqlens": call.cu_seqlens is not None,
         "query_start": not call.per_row and call.query_start != 0,
         "query_start per row": call.per_row,
@@ -137,6 +142,17 @@ def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[s
     tables = {kinds.get(name, name) for name in terms.tables()}
     words = {q.device.type, str(q.dtype).removeprefix("torch.")}
     return {name for name, there in asked.items() if there} | tables | words | torch_transforms()
+
+
+def pads_on_the_right(key_mask: Tensor) -> bool:
+    """Says whether a mask is known to hide the last keys of each row alone, as lengths do.
+
+    One on a GPU is not looked at, which would wait for it, and one that is traced or transformed has no values yet.
+    """
+    unknown = key_mask.device.type != "cpu" or torch.compiler.is_compiling() or type(key_mask) is not Tensor
+    if unknown or _functorch.is_functorch_wrapped_tensor(key_mask):
+        return False
+    return not bool((key_mask[:, 1:] & ~key_mask[:, :-1]).any())
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -47,7 +47,7 @@ def fields_of(part: Part, sides: list[Side]) -> list[Field]:
 
 def forward(lowered: Lowered) -> list[Tensor]:
     """Returns output and log-sum-exp, then those of the far fields, without what their tails add."""
-    ((_, _, part),) = parts_of(lowered)
+    ((_, part),) = parts_of(lowered)
     band, sides = layout(part)
     nothing = _results(lowered, 0)
     out, lse = near_outputs(lowered)
@@ -146,7 +146,7 @@ def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor], **more:
 def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has."""
     out, lse, *rest = saved
-    ((_, _, part),) = parts_of(lowered)
+    ((_, part),) = parts_of(lowered)
     band, sides = layout(part)
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
     if not sides:
@@ -229,7 +229,7 @@ def _tail_gradients(part: Part, field: Field, dq: Tensor, tables: Terms) -> None
 
 def outputs(lowered: Lowered) -> list[Tensor]:
     """Returns empty tensors like those of `forward`."""
-    ((_, _, part),) = parts_of(lowered)
+    ((_, part),) = parts_of(lowered)
     _, sides = layout(part)
     queries, keys = part.q.shape[2], part.k.shape[2]
     rows = [extent(queries, keys, side.limit)[0] for side in sides]
