@@ -1,11 +1,13 @@
 """Padded and packed batches keep the far field: `split` with `lengths`, with a `key_mask` like them, and with `cu_seqlens`."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from oracle import assert_within_budget, make_encoding, make_terms
+from oracle import INTERPRETED, assert_within_budget, make_encoding, make_terms
 
 import lagwise
-from lagwise.ops import support
+from lagwise.ops import support, vendor
 
 EVERY_TABLE = ("bias", "gain", "query", "key", "value")
 CHANNELS = ("bias", "channel gain", "query", "key", "value")
@@ -85,7 +87,11 @@ def test_a_window_with_lengths(poisoned):
 
 
 def test_what_lengths_hide_may_hold_anything():
-    """The same bits, outputs and gradients, whatever is there: numbers, or NaN."""
+    hidden_keys_do_not_matter()
+
+
+def hidden_keys_do_not_matter():
+    """Requires the same bits, outputs and gradients, whatever is there: numbers, or NaN."""
     q, k, v = tensors()
     lengths = torch.tensor([37, 5, 0])
     hidden = torch.arange(37) >= lengths[:, None]
@@ -177,3 +183,94 @@ def test_auto_goes_by_the_mean_length_of_packed_sequences():
     pays = "from which on the far field of these tables pays"
     assert taken(*range(0, 1001, 100)) == ("blockwise", f"100 keys per packed sequence are fewer than 121, {pays}")
     assert lagwise.which_impl(q, k, v, cu_seqlens=torch.arange(0, 1001, 10)).impl == "split"
+
+
+def runs(segments, q, k):
+    """Yields the slices of queries and keys of each segment; they must be what a variable-length kernel takes."""
+    starts = list(zip(segments.queries.tolist(), segments.keys.tolist(), strict=True))
+    assert segments.queries.dtype == segments.keys.dtype == torch.int32
+    assert starts[0] == (0, 0) and starts[-1] == (q.shape[0] * q.shape[2], k.shape[0] * k.shape[2])
+    for (query, key), (query_stop, key_stop) in pairwise(starts):
+        assert 0 <= query_stop - query <= segments.longest and 0 <= key_stop - key <= segments.longest
+        yield slice(query, query_stop), slice(key, key_stop)
+
+
+def by_head(x, batch):
+    return x.unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def segments_one_by_one(q, k, v, segments, *, causal, scale):
+    """What `vendor.flash_segments` is on a GPU, here with the kernel of a CPU."""
+    batch, (q_tokens, k_tokens, v_tokens) = q.shape[0], (vendor.tokens(x) for x in (q, k, v))
+    out, lse = torch.zeros_like(q_tokens), torch.full(q_tokens.shape[:2], -torch.inf)
+    for rows, keys in runs(segments, q, k):
+        if rows.start < rows.stop and keys.start < keys.stop:
+            assert not causal or rows.stop - rows.start == keys.stop - keys.start
+            here = (by_head(q_tokens[rows], 1), by_head(k_tokens[keys], 1), by_head(v_tokens[keys], 1))
+            run_out, run_lse = vendor.attend(*here, causal=causal, scale=scale)
+            out[rows], lse[rows] = vendor.tokens(run_out), run_lse[0].T.to(lse.dtype)
+    return by_head(out, batch), lse.unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def segments_one_by_one_backward(dout, q, k, v, out, lse, segments, *, causal, scale):
+    """What `vendor.flash_segments_backward` is on a GPU, likewise."""
+    batch, tokens = q.shape[0], {name: vendor.tokens(x) for name, x in zip("oqkvr", (dout, q, k, v, out), strict=True)}
+    sums = lse.transpose(1, 2).flatten(0, 1)
+    dq, dk, dv = (torch.zeros_like(tokens[name]) for name in "qkv")
+    for rows, keys in runs(segments, q, k):
+        if rows.start < rows.stop and keys.start < keys.stop:
+            of = {name: by_head(x[keys if name in "kv" else rows], 1) for name, x in tokens.items()}
+            given = (of["o"], of["q"], of["k"], of["v"], of["r"], sums[rows].T[None])
+            found = vendor.attend_backward(*given, None, causal=causal, scale=scale)
+            dq[rows], dk[keys], dv[keys] = (vendor.tokens(x) for x in found)
+    return tuple(by_head(x, batch) for x in (dq, dk, dv))
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Lets `split` run as on a GPU: its band on the kernels, its far fields in segments, here one by one."""
+    monkeypatch.setattr("lagwise.ops.split.is_fused", lambda call: True)
+    monkeypatch.setattr(vendor, "flash_segments", segments_one_by_one)
+    monkeypatch.setattr(vendor, "flash_segments_backward", segments_one_by_one_backward)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("lengths", [[33, 33], [0, 20], [5, 1], [33, 12]], ids=str)
+@pytest.mark.parametrize(("tables", "causal"), [((), False), ((), True), (CHANNELS, False), (EVERY_TABLE, True)])
+def test_lengths_on_the_kernels(lengths, tables, causal, fused, poisoned):
+    q, k, v = tensors(batch=2, heads=2, kv_heads=1, queries=33)
+    terms = make_terms(*tables, heads=2, max_lag=3)
+    assert_within_budget("split", q, k, v, terms, lengths=torch.tensor(lengths), causal=causal)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("ends", [[0, 33], [0, 1, 5, 33], [0, 12, 12, 33], [0, 0, 6, 17, 33]], ids=str)
+@pytest.mark.parametrize(("tables", "causal"), [((), False), ((), True), (EVERY_TABLE, False), (CHANNELS, True)])
+def test_packed_sequences_on_the_kernels(ends, tables, causal, fused, poisoned):
+    ends = torch.tensor(ends)
+    options = {"cu_seqlens": ends, "max_seqlen": int(ends.diff().max()), "causal": causal}
+    q, k, v = tensors(batch=1, heads=2, queries=33)
+    assert_within_budget("split", q, k, v, make_terms(*tables, heads=2, max_lag=3), **options)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("max_lag", [0, 40])
+def test_the_widest_and_the_narrowest_band_on_the_kernels(packed, max_lag, fused, poisoned):
+    options = {"cu_seqlens": torch.tensor([0, 20, 33])} if packed else {"lengths": torch.tensor([20, 33])}
+    shape = {"batch": 1 if packed else 2, "heads": 1, "queries": 33, "value_dim": 12, "dtype": torch.float16}
+    terms = make_terms(*EVERY_TABLE, heads=1, value_dim=12, max_lag=max_lag)
+    assert_within_budget("split", *tensors(**shape), terms, **options)
+
+
+@INTERPRETED
+def test_segments_of_many_sequences(fused):
+    """More sequences than a program of the kernel that cuts them takes."""
+    ends = torch.tensor([0, *range(0, 300, 3), 300, 310])
+    q, k, v = tensors(batch=1, heads=1, queries=310)
+    assert_within_budget("split", q, k, v, make_terms("bias", heads=1, max_lag=1), cu_seqlens=ends, max_seqlen=10)
+
+
+@INTERPRETED
+def test_what_lengths_hide_may_hold_anything_on_the_kernels(fused):
+    hidden_keys_do_not_matter()

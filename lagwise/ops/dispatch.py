@@ -24,6 +24,7 @@ MANY_PAIRS = 2**31
 WIDEST_VECTORS = 1024
 
 VECTORS = {"query", "key", "value", "channel gain"}
+RAGGED = {"lengths", "key_mask", "cu_seqlens"}
 
 
 class Choice(NamedTuple):
@@ -91,6 +92,9 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice(otherwise, f"split cannot do this: {reason}")
     if "window" in asked:
         return Choice(otherwise, "a window leaves no far field")
+    # Of the vendor's kernels flash alone takes lengths, and ours are as fast where no vectors slow them down.
+    if otherwise == "triton" and not vectors and asked & RAGGED:
+        return Choice(otherwise, "where lengths differ, the far field on a GPU pays for tables of vectors alone")
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
     many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS
@@ -115,6 +119,7 @@ def choice_for_export(needed: int, otherwise: str) -> Choice:
 
 def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[str]:
     """Returns what a call asks for, in the words of the support table, with its device and its dtype."""
+    band = near_band(terms)
     asked = {
         "slopes": terms.bias is not None and terms.bias.slopes is not None,
         "channel gain": terms.gain is not None and terms.gain.values.shape[2] > 1,
@@ -136,6 +141,7 @@ def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[s
         "dropout": call.dropout > 0.0,
         "wide head": max(q.shape[3], v.shape[3]) > 256,
         "wide vectors": q.is_cuda and any(table.values.shape[1] > WIDEST_VECTORS for table in terms.vector_tables()),
+        "off centre": band is not None and (band[0] > 1 or band[1] < -1),
         "no kernels": not kernels_run_on(q.device),
     }
     kinds = {"bias": "bias" if not asked["slopes"] else "slopes", "gain": "gain"}

@@ -52,7 +52,7 @@ DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "slopes", "gain", "qu
 ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? slopes, Tensor? gain, Tensor? query, "
     "Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
-    "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed"
+    "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed, SymInt? max_seqlen"
 )
 """What `flat` returns, in the words of an operator's schema."""
 
@@ -62,15 +62,15 @@ def flat(lowered: Lowered) -> tuple[Any, ...]:
     call = lowered.call
     window = None if call.window is None else list(call.window)
     options = (call.key_mask, call.cu_seqlens, lowered.starts, lowered.query_start, call.causal, window, call.scale, call.dropout)
-    return (*lowered[:-1], *options, call.seed)
+    return (*lowered[:-1], *options, call.seed, call.max_seqlen)
 
 
 def unflattened(arguments: Sequence[Any]) -> Lowered:
     """Returns the call that an operator was given."""
-    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed = arguments[12:]
+    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed, max_seqlen = arguments[12:]
     call = Call(
         causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
-        query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed,
+        query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed, max_seqlen=max_seqlen,
     )  # fmt: skip
     return Lowered._make((*arguments[:12], call))
 

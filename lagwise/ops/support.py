@@ -57,8 +57,18 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
             "the far field's kernels take a row's first keys, and key_mask hides others, or cannot be looked at where it is: "
             "give lengths instead if all padding is on the right",
         ),
-        (frozenset({"cuda", "lengths"}), "the far field's kernel takes no key mask"),
-        (frozenset({"cuda", "cu_seqlens"}), "the far field is cut for one sequence"),
+        (
+            frozenset({"cuda", "lengths", "unequal lengths"}),
+            "with lengths, the far field on a GPU has as many queries as keys",
+        ),
+        (
+            frozenset({"cuda", "lengths", "query_start"}),
+            "with lengths, the far field on a GPU has queries from position 0 on",
+        ),
+        *(
+            (frozenset({"cuda", option, "off centre"}), f"with {option}, the far field on a GPU lies around a band with lag 0")
+            for option in ("lengths", "cu_seqlens")
+        ),
         (frozenset({"query_start per row"}), "the far field is cut for one query_start"),
         (frozenset({"cuda", "float32"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
         (frozenset({"cuda", "float64"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
