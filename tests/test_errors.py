@@ -235,12 +235,10 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
         "impl='split' cannot do this: sloped tails ... impl='auto' takes one that can",
     ),
     "split with dropout": (tensors(dropout=0.1, impl="split"), "impl='split' cannot do this: ... dropout"),
-    "split with lengths": (tensors(lengths=INTEGERS, impl="split"), "impl='split' cannot do this: ... key mask"),
-    "split with key_mask": (
-        tensors(key_mask=zeros(2, 6, dtype=torch.bool), impl="split"),
-        "impl='split' cannot do this: ... key mask",
+    "split with holes in key_mask": (
+        tensors(key_mask=torch.arange(6).expand(2, 6) != 3, impl="split"),
+        "impl='split' cannot do this: ... key_mask hides others ... give lengths instead if all padding is on the right",
     ),
-    "split with cu_seqlens": (packed(0, 6, impl="split"), "impl='split' cannot do this: ... one sequence"),
     "split with query_start per row": (
         tensors(query_start=INTEGERS, impl="split"),
         "impl='split' cannot do this: ... one query_start",

@@ -76,6 +76,91 @@ def test_split_with_odd_shapes(shape):
     assert_within_budget("split", q, k, v, terms)
 
 
+# Empty, of one token, shorter than the band, as long, longer.
+RAGGED = [
+    {"lengths": torch.tensor([300, 300])}, {"lengths": torch.tensor([0, 200])}, {"lengths": torch.tensor([5, 1])},
+    {"cu_seqlens": torch.tensor([0, 300])}, {"cu_seqlens": torch.tensor([0, 1, 130, 130, 137, 300]), "max_seqlen": 163},
+    {"cu_seqlens": torch.tensor([0, 0, 6, 17, 300])},
+]  # fmt: skip
+
+
+def ragged(options: dict, **shape) -> tuple[list[torch.Tensor], dict]:
+    """Returns tensors that fit lengths or ends of sequences, and these on the GPU."""
+    moved = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    return list(tensors(batch=1 if "cu_seqlens" in options else 2, **shape)), moved
+
+
+@pytest.mark.parametrize("option", ["lengths", "cu_seqlens"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_split_of_different_lengths_with_every_encoding(relative_name, option, causal):
+    if relative_name == "alibi":
+        pytest.skip("sloped tails: the support table says no")
+    given, options = ragged({option: torch.tensor([200, 3] if option == "lengths" else [0, 7, 7, 180, 300])})
+    assert_within_budget("split", *given, make_encoding(relative_name, head_dim=64).cuda(), causal=causal, **options)
+
+
+@pytest.mark.parametrize("options", RAGGED, ids=str)
+@pytest.mark.parametrize("tables", [(), ("bias", "gain", "query", "key", "value"), ("channel gain",)], ids=len)
+@pytest.mark.parametrize("causal", [False, True])
+def test_split_of_different_lengths(options, tables, causal, poisoned):
+    given, options = ragged(options, kv_heads=2, dtype=torch.float16)
+    terms = on_gpu(make_terms(*tables, head_dim=64, value_dim=64))
+    assert_within_budget("split", *given, terms, causal=causal, **options)
+
+
+@pytest.mark.parametrize("options", RAGGED[1::3], ids=str)
+def test_split_of_different_lengths_repeats_in_deterministic_mode(options, deterministic):
+    given, options = ragged(options)
+    encoding = make_encoding("huang4", head_dim=64).cuda()
+    leaves = [x.requires_grad_() for x in given]
+
+    def run():
+        out = lagwise.attention(*leaves, encoding, impl="split", **options)
+        return [out, *torch.autograd.grad(out.float().square().sum(), [*leaves, *encoding.parameters()])]
+
+    for a, b in zip(run(), run(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("options", RAGGED[1::3], ids=str)
+def test_split_of_different_lengths_does_not_wait_for_the_gpu(options):
+    given, options = ragged(options)
+    encoding = make_encoding("shaw", head_dim=64).cuda()
+    leaves = [x.requires_grad_() for x in given]
+
+    def step():
+        out = lagwise.attention(*leaves, encoding, impl="split", **options)
+        torch.autograd.grad(out.float().square().sum(), [*leaves, *encoding.parameters()])
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_lengths_hide_may_hold_anything_in_split(deterministic):
+    (q, k, v), options = ragged({"lengths": torch.tensor([0, 200])})
+    hidden = (torch.arange(300, device="cuda") >= options["lengths"][:, None])[:, None, :, None]
+    terms = on_gpu(make_terms("bias", "query", "key", "value", head_dim=64, value_dim=64))
+    found = []
+    for fill in (0.0, torch.nan):
+        inputs = [x.requires_grad_() for x in (q.clone(), *(x.masked_fill(hidden, fill) for x in (k, v)))]
+        out = lagwise.attention(*inputs, terms, impl="split", **options)
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_key_mask_on_a_gpu_is_not_looked_at():
+    q, k, v = tensors(queries=9000, batch=1)
+    terms, mask = on_gpu(make_terms("query", head_dim=64)), torch.ones(1, 9000, dtype=torch.bool, device="cuda")
+    choice = lagwise.which_impl(q, k, v, terms, key_mask=mask)
+    assert choice.impl == "triton" and "give lengths instead" in choice.why
+    assert lagwise.which_impl(q, k, v, terms, lengths=torch.tensor([9000], device="cuda")).impl == "split"
+
+
 @pytest.fixture
 def deterministic():
     torch.use_deterministic_algorithms(True)

@@ -12,10 +12,10 @@ def forward(lowered: Lowered) -> list[Tensor]:
     compute = torch.promote_types(lowered.q.dtype, torch.float32)
     out = torch.zeros(*lowered.q.shape[:3], lowered.v.shape[3], dtype=lowered.q.dtype, device=lowered.q.device)
     lse = torch.full(lowered.q.shape[:3], -torch.inf, dtype=compute, device=lowered.q.device)
-    for batch, time, part in parts_of(lowered):
+    for place, part in parts_of(lowered):
         part_out, part_lse = sweep.forward(part, part.first, part.last)
-        out[batch, :, time] = part_out.to(out.dtype)
-        lse[batch, :, time] = part_lse
+        out[place.rows] = part_out.to(out.dtype)
+        lse[place.rows] = part_lse
     return [out, lse]
 
 
@@ -24,11 +24,8 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
     out, lse = saved
     gradients = Gradients.zeros(lowered)
     delta = sweep.delta(dout, out, dlse)
-    for batch, time, part in parts_of(lowered):
-        sweep.backward(
-            part, part.first, part.last,
-            dout[batch, :, time], lse[batch, :, time], delta[batch, :, time], gradients.cut(batch, time),
-        )  # fmt: skip
+    for place, part in parts_of(lowered):
+        sweep.backward(part, part.first, part.last, dout[place.rows], lse[place.rows], delta[place.rows], gradients.cut(place))
     return gradients.flat(lowered, learned)
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from lagwise.call import Call
 from lagwise.errors import counted, require_choice
@@ -23,6 +24,7 @@ MANY_PAIRS = 2**31
 WIDEST_VECTORS = 1024
 
 VECTORS = {"query", "key", "value", "channel gain"}
+RAGGED = {"lengths", "key_mask", "cu_seqlens"}
 
 
 class Choice(NamedTuple):
@@ -38,6 +40,7 @@ class Shape(NamedTuple):
     pairs: int  # of a batch row and a query head
     queries: int
     keys: int
+    sequence: int  # keys of a sequence, the mean of packed ones
 
 
 def choose(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str) -> Choice:
@@ -51,7 +54,8 @@ def choose(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl: str)
     asked = requests(q, k, v, terms, call)
     if impl != "auto":
         return named_choice(impl, asked)
-    return fastest(asked, Shape(q.shape[0] * q.shape[1], q.shape[2], k.shape[2]), near_band(terms))
+    keys, sequences = k.shape[2], 1 if call.cu_seqlens is None else call.cu_seqlens.shape[0] - 1
+    return fastest(asked, Shape(q.shape[0] * q.shape[1], q.shape[2], keys, keys // sequences), near_band(terms))
 
 
 def named_choice(impl: str, asked: set[str]) -> Choice:
@@ -88,16 +92,20 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice(otherwise, f"split cannot do this: {reason}")
     if "window" in asked:
         return Choice(otherwise, "a window leaves no far field")
+    # Of the vendor's kernels flash alone takes lengths, and ours are as fast where no vectors slow them down.
+    if otherwise == "triton" and not vectors and asked & RAGGED:
+        return Choice(otherwise, "where lengths differ, the far field on a GPU pays for tables of vectors alone")
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    many = vectors and shape.pairs * shape.queries * shape.keys >= MANY_PAIRS
+    many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS
     needed = SPLIT_PAYS_FROM["cpu" if not on_gpu else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
     if any_length:
         return choice_for_export(needed, otherwise)
-    keys, pays = counted(shape.keys), f"{counted(needed)}, from which on the far field of these tables pays"
-    if shape.keys < needed:
-        return Choice(otherwise, f"{keys} keys are fewer than {pays}")
-    return Choice("split", f"{keys} keys are at least {pays}")
+    keys = f"{counted(shape.sequence)} keys{' per packed sequence' if 'cu_seqlens' in asked else ''}"
+    pays = f"{counted(needed)}, from which on the far field of these tables pays"
+    if shape.sequence < needed:
+        return Choice(otherwise, f"{keys} are fewer than {pays}")
+    return Choice("split", f"{keys} are at least {pays}")
 
 
 def choice_for_export(needed: int, otherwise: str) -> Choice:
@@ -111,6 +119,7 @@ def choice_for_export(needed: int, otherwise: str) -> Choice:
 
 def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[str]:
     """Returns what a call asks for, in the words of the support table, with its device and its dtype."""
+    band = near_band(terms)
     asked = {
         "slopes": terms.bias is not None and terms.bias.slopes is not None,
         "channel gain": terms.gain is not None and terms.gain.values.shape[2] > 1,
@@ -122,6 +131,7 @@ def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[s
         "window": call.window is not None,
         "lengths": call.lengths is not None,
         "key_mask": call.key_mask is not None,
+        "key_mask with holes": call.key_mask is not None and not pads_on_the_right(call.key_mask),
         "cu_seqlens": call.cu_seqlens is not None,
         "query_start": not call.per_row and call.query_start != 0,
         "query_start per row": call.per_row,
@@ -131,12 +141,24 @@ def requests(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> set[s
         "dropout": call.dropout > 0.0,
         "wide head": max(q.shape[3], v.shape[3]) > 256,
         "wide vectors": q.is_cuda and any(table.values.shape[1] > WIDEST_VECTORS for table in terms.vector_tables()),
+        "off centre": band is not None and (band[0] > 1 or band[1] < -1),
         "no kernels": not kernels_run_on(q.device),
     }
     kinds = {"bias": "bias" if not asked["slopes"] else "slopes", "gain": "gain"}
     tables = {kinds.get(name, name) for name in terms.tables()}
     words = {q.device.type, str(q.dtype).removeprefix("torch.")}
     return {name for name, there in asked.items() if there} | tables | words | torch_transforms()
+
+
+def pads_on_the_right(key_mask: Tensor) -> bool:
+    """Says whether a mask is known to hide the last keys of each row alone, as lengths do.
+
+    One on a GPU is not looked at, which would wait for it, and one that is traced or transformed has no values yet.
+    """
+    unknown = key_mask.device.type != "cpu" or torch.compiler.is_compiling() or type(key_mask) is not Tensor
+    if unknown or _functorch.is_functorch_wrapped_tensor(key_mask):
+        return False
+    return not bool((key_mask[:, 1:] & ~key_mask[:, :-1]).any())
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +52,10 @@ DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "past_slope", "future
 """The fields of `Lowered` that gradients flow to, in order; they come first."""
 
 ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? past_slope, "
-    "Tensor? future_slope, Tensor? gain, Tensor? query, Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, Tensor? starts, SymInt query_start, "
-    "bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed"
+    "Tensor q, Tensor k, Tensor v, Tensor? raw_q, Tensor? raw_k, Tensor? bias, Tensor? past_slope, Tensor? future_slope, "
+    "Tensor? gain, Tensor? query, Tensor? key, Tensor? value, SymInt[] firsts, Tensor? key_mask, Tensor? cu_seqlens, "
+    "Tensor? starts, SymInt query_start, bool causal, SymInt[]? window, float scale, float dropout, Tensor? seed, "
+    "SymInt? max_seqlen"
 )
 """What `flat` returns, in the words of an operator's schema."""
 
@@ -64,15 +65,15 @@ def flat(lowered: Lowered) -> tuple[Any, ...]:
     call = lowered.call
     window = None if call.window is None else list(call.window)
     options = (call.key_mask, call.cu_seqlens, lowered.starts, lowered.query_start, call.causal, window, call.scale, call.dropout)
-    return (*lowered[:-1], *options, call.seed)
+    return (*lowered[:-1], *options, call.seed, call.max_seqlen)
 
 
 def unflattened(arguments: Sequence[Any]) -> Lowered:
     """Returns the call that an operator was given."""
-    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed = arguments[13:]
+    key_mask, cu_seqlens, starts, query_start, causal, window, scale, dropout, seed, max_seqlen = arguments[13:]
     call = Call(
         causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
-        query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed,
+        query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed, max_seqlen=max_seqlen,
     )  # fmt: skip
     return Lowered._make((*arguments[:13], call))
 
@@ -154,6 +155,22 @@ def token_positions(q: Tensor, k: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     return (start[:, None] if start.ndim == 1 else start) + rows, keys
 
 
+class Place(NamedTuple):
+    """Where a part lies in its call: slices of the batch, of the queries' time and of the keys' time."""
+
+    batch: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def rows(self) -> tuple[slice, slice, slice]:
+        """The part's queries as an index of [batch, heads, queries, ...]."""
+        return self.batch, slice(None), self.queries
+
+
+EVERYWHERE = Place(slice(None), slice(None), slice(None))
+
+
 @dataclass(frozen=True)
 class Part:
     """One rectangle of a call in which row r stands at position `query_start + r`, key j at position j, for all of the batch."""
@@ -194,38 +211,53 @@ def tables_of(lowered: Lowered) -> Terms:
     return Terms(**tables)
 
 
-def parts_of(lowered: Lowered) -> Iterator[tuple[slice, slice, Part]]:
-    """Yields the parts of a call with their slice of the batch and of time: one, or one per packed sequence or row of `starts`.
+def part_at(lowered: Lowered, place: Place, query_start: int, key_mask: Tensor | None = None) -> Part:
+    """Returns the part of a call at some place: one sequence for each row there, with a mask of its keys."""
 
-    Packed sequences and rows are read on the host, which on a GPU waits for the device.
+    def cut(x: Tensor, time: slice) -> Tensor:
+        return x if place == EVERYWHERE else x[place.batch, :, time]
+
+    call = replace(lowered.call, query_start=query_start, cu_seqlens=None, key_mask=key_mask)
+    q, k = cut(lowered.q, place.queries), cut(lowered.k, place.keys)
+    first, last = call.visible_lags(q.shape[2], k.shape[2])
+    return Part(
+        q, k, cut(lowered.v, place.keys),
+        q if lowered.raw_q is None else cut(lowered.raw_q, place.queries),
+        k if lowered.raw_k is None else cut(lowered.raw_k, place.keys),
+        tables=tables_of(lowered), call=call, first=first, last=last,
+        origin=(place.batch.start or 0, place.queries.start or 0, place.keys.start or 0),
+    )  # fmt: skip
+
+
+def parts_of(lowered: Lowered, *, trimmed: bool = False) -> Iterator[tuple[Place, Part]]:
+    """Yields the parts of a call with their places: one, or one per packed sequence, row of `starts`, or length.
+
+    Sequences, rows and lengths are read on the host, which on a GPU waits for the device. Those without a key are left out.
+
+    Args:
+        lowered: The call.
+        trimmed: Leave out the keys that a mask hides, which must be the last ones of each row.
     """
-    everything, tables = slice(None), tables_of(lowered)
-
-    def part(batch: slice, time: slice, query_start: int) -> Part:
-        def cut(x: Tensor) -> Tensor:
-            return x if batch == time == everything else x[batch, :, time]
-
-        mask = lowered.call.key_mask
-        call = replace(lowered.call, query_start=query_start, cu_seqlens=None, key_mask=None if mask is None else mask[batch])
-        q, k = cut(lowered.q), cut(lowered.k)
-        first, last = call.visible_lags(q.shape[2], k.shape[2])
-        return Part(
-            q, k, cut(lowered.v),
-            q if lowered.raw_q is None else cut(lowered.raw_q), k if lowered.raw_k is None else cut(lowered.raw_k),
-            tables=tables, call=call, first=first, last=last,
-            origin=(batch.start or 0, time.start or 0, time.start or 0),
-        )  # fmt: skip
-
+    everything, mask = slice(None), lowered.call.key_mask
     if lowered.call.cu_seqlens is not None:
-        ends = lowered.call.cu_seqlens.tolist()
-        for start, stop in pairwise(ends):
+        for start, stop in pairwise(lowered.call.cu_seqlens.tolist()):
             if stop > start:
-                yield everything, slice(start, stop), part(everything, slice(start, stop), 0)
+                place = Place(everything, slice(start, stop), slice(start, stop))
+                yield place, part_at(lowered, place, 0)
     elif lowered.starts is not None:
         for row, start in enumerate(lowered.starts.tolist()):
-            yield slice(row, row + 1), everything, part(slice(row, row + 1), everything, start)
+            place = Place(slice(row, row + 1), everything, everything)
+            yield place, part_at(lowered, place, start, None if mask is None else mask[place.batch])
+    elif trimmed and mask is not None:
+        lengths = mask.sum(1).tolist()
+        # Neighbours of one length are one part.
+        for length, group in groupby(range(len(lengths)), key=lengths.__getitem__):
+            rows = list(group)
+            if length > 0:
+                place = Place(slice(rows[0], rows[-1] + 1), everything, slice(0, length))
+                yield place, part_at(lowered, place, lowered.query_start)
     else:
-        yield everything, everything, part(everything, everything, lowered.query_start)
+        yield EVERYWHERE, part_at(lowered, EVERYWHERE, lowered.query_start, mask)
 
 
 @dataclass
@@ -254,11 +286,12 @@ class Gradients:
             Terms(**tables),
         )  # fmt: skip
 
-    def cut(self, batch: slice, time: slice) -> "Gradients":
+    def cut(self, place: Place) -> "Gradients":
         """Returns views on one part's share."""
+        batch, queries, keys = place
         return replace(
-            self, q=self.q[batch, :, time], k=self.k[batch, :, time], v=self.v[batch, :, time],
-            raw_q=self.raw_q[batch, :, time], raw_k=self.raw_k[batch, :, time],
+            self, q=self.q[batch, :, queries], k=self.k[batch, :, keys], v=self.v[batch, :, keys],
+            raw_q=self.raw_q[batch, :, queries], raw_k=self.raw_k[batch, :, keys],
         )  # fmt: skip
 
     def flat(self, lowered: Lowered, learned: bool) -> list[Tensor]:

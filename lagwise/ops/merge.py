@@ -146,7 +146,8 @@ def is_plain(lowered: Lowered) -> bool:
     """Says whether a call is what the vendor's kernel computes by itself, so that nothing is to be merged."""
     aligned = lowered.query_start == 0 and (not lowered.call.causal or lowered.q.shape[2] == lowered.k.shape[2])
     tables = any(getattr(lowered, name) is not None for name in TABLES)
-    return not tables and lowered.call.window is None and aligned
+    whole = lowered.call.key_mask is None and lowered.call.cu_seqlens is None
+    return not tables and lowered.call.window is None and aligned and whole
 
 
 def layout(part: Part) -> tuple[tuple[int, int], list[Side]]:

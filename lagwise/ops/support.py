@@ -18,7 +18,8 @@ REQUESTS: dict[str, str] = {
     "causal": "`causal`",
     "window": "`window`",
     "lengths": "`lengths`",
-    "key_mask": "`key_mask`",
+    "key_mask": "`key_mask` that hides the last keys of a row, as `lengths` do",
+    "key_mask with holes": "`key_mask` that hides others",
     "cu_seqlens": "`cu_seqlens`",
     "query_start": "`query_start`, one number",
     "query_start per row": "`query_start`, one per row",
@@ -51,9 +52,23 @@ REFUSALS: dict[str, list[tuple[frozenset[str], str]]] = {
         (frozenset({"slopes"}), "sloped tails are not plain attention"),
         (frozenset({"key", "transform"}), "a `key` table reads the raw k, which the far field does not see beside a transform"),
         (frozenset({"dropout"}), "the far field's kernel draws another dropout mask than the library's"),
-        (frozenset({"lengths"}), "the far field's kernel takes no key mask"),
-        (frozenset({"key_mask"}), "the far field's kernel takes no key mask"),
-        (frozenset({"cu_seqlens"}), "the far field is cut for one sequence"),
+        (
+            frozenset({"key_mask with holes"}),
+            "the far field's kernels take a row's first keys, and key_mask hides others, or cannot be looked at where it is: "
+            "give lengths instead if all padding is on the right",
+        ),
+        (
+            frozenset({"cuda", "lengths", "unequal lengths"}),
+            "with lengths, the far field on a GPU has as many queries as keys",
+        ),
+        (
+            frozenset({"cuda", "lengths", "query_start"}),
+            "with lengths, the far field on a GPU has queries from position 0 on",
+        ),
+        *(
+            (frozenset({"cuda", option, "off centre"}), f"with {option}, the far field on a GPU lies around a band with lag 0")
+            for option in ("lengths", "cu_seqlens")
+        ),
         (frozenset({"query_start per row"}), "the far field is cut for one query_start"),
         (frozenset({"cuda", "float32"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),
         (frozenset({"cuda", "float64"}), "the far field's kernels on a GPU take float16 and bfloat16 only"),

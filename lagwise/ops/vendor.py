@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,18 @@ aten = torch.ops.aten
 
 # The fewest rows and keys of a piece that cuDNN is given.
 CUDNN_LEAST = 64
+
+
+class Segments(NamedTuple):
+    """Which of a batch's tokens attend to which, all rows of the batch one after the other.
+
+    Queries and keys are cut into as many runs, and the queries of a run see the keys of the run with the same number. A run may
+    be empty. Both arrays have where runs begin, int32 [runs + 1], and end with the number of all tokens.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest: int  # no run is longer
 
 
 def backend(q: Tensor, k: Tensor) -> str:
@@ -48,15 +60,20 @@ def positively_scaled(q: Tensor, scale: float) -> tuple[Tensor, float, float]:
     return (q, scale, 1.0) if scale > 0.0 else (-q, -scale, -1.0)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, segments: Segments | None = None
+) -> tuple[Tensor, Tensor]:
     """Returns output and log-sum-exp, [batch, heads, queries], of plain attention; a causal mask starts at the top left.
 
-    Channels are padded with zeros to what the kernel takes, and grouped heads are repeated.
+    Channels are padded with zeros to what the kernel takes, and grouped heads are repeated. With segments, those that a causal
+    mask is for are squares, and queries that see nothing have zeros and minus infinity.
     """
     width = v.shape[3]
     q, scale, _ = positively_scaled(q, scale)
     q, k, v = padded(q, k, v)
-    match backend(q, k):
+    match segments or backend(q, k):
+        case Segments() as known:
+            out, lse = flash_segments(q, k, v, known, causal=causal, scale=scale)
         case "cpu-flash":
             out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         case "cudnn":
@@ -98,7 +115,7 @@ def refuse_second_derivative(gradients: Sequence[Tensor | None], _: Sequence[Ten
 
 def attend_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
-    *, causal: bool, scale: float,
+    *, causal: bool, scale: float, segments: Segments | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of q, k and v for weights `exp(scale q . k - lse)`.
 
@@ -117,7 +134,9 @@ def attend_backward(
     # Where a dropout mask would start, if there were one.
     none = torch.empty((), dtype=torch.int64, device=q.device)
     shape = (None, None, q.shape[2], k.shape[2])
-    match backend(q, k):
+    match segments or backend(q, k):
+        case Segments() as known:
+            dq, dk, dv = flash_segments_backward(dout, q, k, v, out, lse, known, causal=causal, scale=scale)
         case "cpu-flash":
             dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 dout, q, k, v, out, lse, 0.0, causal, scale=scale
@@ -133,6 +152,39 @@ def attend_backward(
     dk, dv = per_key_head(dk, heads[0]), per_key_head(dv, heads[1])
     dq = dq if factor == 1.0 else dq * factor
     return dq[..., : widths[0]], dk[..., : widths[0]], dv[..., : widths[1]]
+
+
+def flash_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Returns output and log-sum-exp of segments on a GPU; nothing of them is read on the host.
+
+    Of the vendor's kernels flash takes them: cuDNN's form for them is built anew at each call. Its causal mask ends at the
+    bottom right, which in a square is the same.
+    """
+    longest = segments.longest
+    out, lse, *_ = aten._flash_attention_forward(
+        tokens(q), tokens(k), tokens(v), segments.queries, segments.keys, longest, longest, 0.0, causal, False, scale=scale
+    )
+    lse = lse.unflatten(1, (q.shape[0], -1)).transpose(0, 1)
+    # A query without keys reports plus infinity.
+    return out.unflatten(0, (q.shape[0], -1)).transpose(1, 2), torch.where(lse == torch.inf, -torch.inf, lse)
+
+
+def flash_segments_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, segments: Segments, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of q, k and v for weights `exp(scale q . k - lse)`, zeros for keys that nobody sees."""
+    longest, none = segments.longest, torch.empty((), dtype=torch.int64, device=q.device)
+    found = aten._flash_attention_backward(
+        *(tokens(x) for x in (dout, q, k, v, out)), lse.transpose(0, 1).flatten(1).contiguous(), segments.queries, segments.keys,
+        longest, longest, 0.0, causal, none, none, scale=scale,
+    )  # fmt: skip
+    dq, dk, dv = (x.unflatten(0, (q.shape[0], -1)).transpose(1, 2) for x in found)
+    return dq, dk, dv
+
+
+def tokens(x: Tensor) -> Tensor:
+    """Returns a tensor [batch, heads, time, dim] as [batch times time, heads, dim], a view where its layout allows."""
+    return x.transpose(1, 2).flatten(0, 1)
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -332,9 +332,7 @@ def key_gradient_kernel(
                     if SIDE != FUTURE:
                         past_key += tl.sum(dlogits if SIDE == PAST else before(dlogits, lag, band_first), AXIS)
                     if SIDE != PAST:
-                        future_key += tl.sum(
-                            dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1), AXIS
-                        )
+                        future_key += tl.sum(dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1), AXIS)
                 if flags.GAIN:
                     dlogits = dlogits * gain
                 if flags.CHANNELS:
@@ -471,10 +469,13 @@ class Passes:
         sums, ends, patches = (none, none, none) if self.sums is None else self.sums
         gain_sums = sums[-1] if self.sums is not None else none
         bias_sums = sums[0] if self.sums is not None else none
-        found = QueryGradients(
-            view(dq), self.query_ends, self.masses, patches, bias_sums, gain_sums, ends, self.gain_ends
-        )
-        more = {"LEARNED": self.learned, "DELTA": self.own_delta, "DLSE": given.dlse is not None, "SIDES": far.sides if far else 0}
+        found = QueryGradients(view(dq), self.query_ends, self.masses, patches, bias_sums, gain_sums, ends, self.gain_ends)
+        more = {
+            "LEARNED": self.learned,
+            "DELTA": self.own_delta,
+            "DLSE": given.dlse is not None,
+            "SIDES": far.sides if far else 0,
+        }
         values = (
             view(inputs.q), view(inputs.k), view(inputs.v), view(given.out), view(given.dout),
             given.lse if given.dlse is None else given.dlse, given.lse, self.delta, found, far.queries if far else None,

@@ -118,9 +118,7 @@ def fold_kernel(
                 if SLOPES:
                     # The ends count distances from `low` and `high`.
                     past_slope += change * tl.minimum(low - first, 0).to(tl.float32)
-                    past_slope += end_sum(
-                        Ends + slope_step, head, batch, heads, entries, pair_step, entry_step, 1024
-                    )
+                    past_slope += end_sum(Ends + slope_step, head, batch, heads, entries, pair_step, entry_step, 1024)
             if block == count - 1:
                 change = end_sum(Ends + side_step, head, batch, heads, entries, pair_step, entry_step, 1024)
                 future += change
@@ -167,7 +165,9 @@ def row_sums(plan: Plan) -> RowSums:
     )
 
 
-def scalar_gradients(plan: Plan, lowered: Lowered, found: RowSums, changes: Tensor | None, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def scalar_gradients(
+    plan: Plan, lowered: Lowered, found: RowSums, changes: Tensor | None, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     """Returns the gradients of bias, slopes and a gain of scalars: in the band from sums of rows, beyond it from their ends.
 
     Args:
@@ -186,7 +186,9 @@ def scalar_gradients(plan: Plan, lowered: Lowered, found: RowSums, changes: Tens
         past = future = made
         if sloped:
             assert lowered.past_slope is not None and lowered.future_slope is not None
-            past, future = (torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device) for x in (lowered.past_slope, lowered.future_slope))
+            past, future = (
+                torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device) for x in (lowered.past_slope, lowered.future_slope)
+            )
             gradients |= {"past_slope": past, "future_slope": future}
         if changes is None:
             # Of the three kinds the gain's is the second, the slopes' the third.
@@ -198,6 +200,8 @@ def scalar_gradients(plan: Plan, lowered: Lowered, found: RowSums, changes: Tens
             plan.low, plan.high, *sum_range(plan), *plan.columns(name),
             PARTS, COLUMNS, table.shape[0] == 1, changes is None or name == "bias", sloped,
         )  # fmt: skip
-        plan.launch(("fold", name, changes is None, dtype), fold_kernel, (blocks(table.shape[1], COLUMNS), table.shape[0]), values)
+        plan.launch(
+            ("fold", name, changes is None, dtype), fold_kernel, (blocks(table.shape[1], COLUMNS), table.shape[0]), values
+        )
         gradients[name] = made
     return gradients

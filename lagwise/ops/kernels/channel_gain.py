@@ -38,7 +38,20 @@ LAGS, WARP_CHANNELS = 64, 256
 # Programs that sum the gradient of the gain, enough to fill a GPU.
 GAIN_PROGRAMS = 2048
 
-NUMBERS = ["heads", "group", "queries", "keys", "query_start", "first", "last", "band_first", "band_lags", "stretch", "chunks", "scale"]
+NUMBERS = [
+    "heads",
+    "group",
+    "queries",
+    "keys",
+    "query_start",
+    "first",
+    "last",
+    "band_first",
+    "band_lags",
+    "stretch",
+    "chunks",
+    "scale",
+]
 
 
 @triton.jit
@@ -177,7 +190,9 @@ def channel_query_gradient_kernel(
         dscore = ()
         for place in tl.static_range(LENGTH):
             pointers = dscores + place * stretch + lag
-            dscore += (load_gradients(pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags),)
+            dscore += (
+                load_gradients(pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags),
+            )
         for step in tl.static_range(STEP):
             gain = lag_gain(ChannelGain + lag * flags.head_dim + step * flags.head_dim, flags.head_dim, WIDTH)
             changed = ()
@@ -252,7 +267,9 @@ def channel_gain_gradient_kernel(
         k_runs = load_runs(K, met, keys, k.time, flags.head_dim, WIDTH, LENGTH + STEP - 1)
         pointers = score_rows(scores, pair, queries, start, band_first, stretch, run) + lag
         for place in tl.static_range(LENGTH):
-            dscore = load_gradients(pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags)
+            dscore = load_gradients(
+                pointers, run + place, met + place, seen, batch, queries, keys, start, first, last, STEP, flags
+            )
             pointers += stretch
             changed = ()
             for step in tl.static_range(STEP):
@@ -285,7 +302,9 @@ def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:
     return {"RUNS": count, "LENGTH": length, "STEP": STEP, "LAGS": LAGS}, count * length, warps
 
 
-def channel_gradients(inputs: "Inputs", scores: Scores, ends: Tensor, found: dict[str, Tensor], *, learned: bool, dtype: torch.dtype) -> None:
+def channel_gradients(
+    inputs: "Inputs", scores: Scores, ends: Tensor, found: dict[str, Tensor], *, learned: bool, dtype: torch.dtype
+) -> None:
     """Adds the shares of a gain per channel to dq and dk, and finds its gradient: in the band from gradients in place of the
     scores, beyond it from the ends that the pass over queries summed."""
     plan, lowered = inputs.plan, inputs.lowered

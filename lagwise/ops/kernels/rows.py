@@ -226,3 +226,57 @@ def far_queries_kernel(
         changed += vector.to(tl.float32)[None, :]
     home = found + pair.to(tl.int64) * rows * flags.head_dim
     store_rows(home, row, rows, flags.head_dim, changed, flags.head_dim, flags.WIDTH)
+
+
+@triton.jit(do_not_specialize=["count", "time", "apart"])
+def segments_kernel(
+    ends, lengths, query_ends, key_ends, count, time, apart,
+    PACKED: tl.constexpr, MIRRORED: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Cuts the tokens of a batch into the runs of a far field: for each sequence its own, between runs that see nothing.
+
+    A sequence has the tokens from `start` to `stop`, in the field's order of time, and its keys from `first` to `last`.
+
+        WHOLE     every query and every key
+        REST      queries at least `apart` after the last key, and every key: those of padding
+        else      a square below the diagonal: queries from `apart` on, and as many keys
+    """
+    number = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    there = number < count
+    if PACKED:
+        at = count - 1 - number if MIRRORED else number
+        before, after = tl.load(ends + at, mask=there, other=0), tl.load(ends + at + 1, mask=there, other=0)
+        start, stop = (time - after, time - before) if MIRRORED else (before, after)
+        first, last = start, stop
+    else:
+        length = tl.load(lengths + number, mask=there, other=0)
+        start = number * time
+        stop = start + time
+        first, last = (stop - length, stop) if MIRRORED else (start, start + length)
+    if WHOLE:
+        query, query_stop, key, key_stop = start, stop, first, last
+    elif REST:
+        query, query_stop, key, key_stop = tl.minimum(last + apart, stop), stop, first, last
+    elif MIRRORED:
+        # Where a sequence has no square, its place is one that leaves no run between squares longer than the time axis.
+        key_stop = tl.maximum(stop - apart, start)
+        key = tl.minimum(first, key_stop)
+        query, query_stop = stop - (key_stop - key), stop
+    else:
+        query, query_stop = tl.minimum(start + apart, stop), tl.minimum(last + apart, stop)
+        key, key_stop = start, start + (query_stop - query)
+    # Run 3n has the queries before the square of sequence n, run 3n + 1 the keys before it, and run 3n + 2 is the square.
+    tl.store(query_ends + 3 * number + 1, query.to(tl.int32), mask=there)
+    tl.store(query_ends + 3 * number + 2, query.to(tl.int32), mask=there)
+    tl.store(query_ends + 3 * number + 3, query_stop.to(tl.int32), mask=there)
+    tl.store(key_ends + 3 * number + 2, key.to(tl.int32), mask=there)
+    tl.store(key_ends + 3 * number + 3, key_stop.to(tl.int32), mask=there)
+    tl.store(key_ends + 3 * number + 4, key_stop.to(tl.int32), mask=there)
+    if tl.program_id(0) == 0:
+        total = time if PACKED else count * time
+        tl.store(query_ends, 0)
+        tl.store(key_ends, 0)
+        tl.store(key_ends + 1, 0)
+        tl.store(query_ends + 3 * count + 1, total)
+        tl.store(query_ends + 3 * count + 2, total)
+        tl.store(key_ends + 3 * count + 2, total)

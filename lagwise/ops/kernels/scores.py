@@ -102,9 +102,7 @@ def scores_kernel(
         if STARTS:
             offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
             column = spot - (offset + home_of(offset) + residue)
-            vectors = load_table(
-                Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind
-            )
+            vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
         row, places = rows_of_residue(block, residue, stretch, ROWS)
         rows = load_rows(head_of(x, batch, head // group), row, count, x.time, dim, WIDTH, False)
         found = product(rows, tl.trans(vectors))

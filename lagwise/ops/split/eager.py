@@ -1,10 +1,12 @@
 """`impl="split"` in PyTorch: the band swept in lag coordinates, the far fields on the vendor's kernel of the device."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from lagwise.ops import vendor
-from lagwise.ops.lowering import Gradients, Lowered, Part, contiguous_gradients, parts_of
+from lagwise.ops.lowering import EVERYWHERE, Gradients, Lowered, Part, Place, contiguous_gradients, part_at, parts_of
 from lagwise.ops.merge import Side, far_sides, layout, merge_into, pieces
 from lagwise.ops.tiling import sweep
 
@@ -12,26 +14,56 @@ from lagwise.ops.tiling import sweep
 KEPT_LAGS = 1024
 
 
-def forward(lowered: Lowered) -> list[Tensor]:
-    """Returns output and log-sum-exp, then what `backward` needs of the far fields and of the band.
+class Saved(NamedTuple):
+    """What the forward pass leaves.
 
-    These are outputs (without their values' tail) and log-sum-exps of the far fields, and the logits of the band where they take
-    products with tables to compute again.
+    Output and log-sum-exp; those of the far fields, the output without their values' tail; and the logits of the band where they
+    take products with tables to compute again.
     """
-    ((_, _, part),) = parts_of(lowered)
+
+    out: Tensor  # [batch, heads, queries, value_dim]
+    lse: Tensor  # [batch, heads, queries]
+    far_out: Tensor  # [sides, batch, heads, queries, value_dim]
+    far_lse: Tensor  # [sides, batch, heads, queries]
+    scores: Tensor  # [batch, heads, queries, lags or 0]
+
+    def at(self, place: Place) -> "Saved":
+        """Returns views on one part's share."""
+        rows, far = place.rows, (slice(None), *place.rows)
+        return Saved(self.out[rows], self.lse[rows], self.far_out[far], self.far_lse[far], self.scores[rows])
+
+    @property
+    def kept(self) -> Tensor | None:
+        """The logits of the band, where they are kept."""
+        return self.scores if self.scores.numel() else None
+
+
+def forward(lowered: Lowered) -> list[Tensor]:
+    """Returns output and log-sum-exp, then what `backward` needs, see `Saved`; sequences come one after the other."""
+    saved = Saved(*outputs(lowered))
+    for x in (saved.out, saved.far_out):
+        x.zero_()
+    for x in (saved.lse, saved.far_lse):
+        x.fill_(-torch.inf)
+    for place, part in parts_of(lowered, trimmed=True):
+        _part_forward(part, saved.at(place))
+    return list(saved)
+
+
+def _part_forward(part: Part, saved: Saved) -> None:
+    """Writes a part's results over zeros and minus infinity."""
     (first, last), sides = layout(part)
-    _, _, far_out, far_lse, scores = outputs(lowered)
-    far_out.zero_()
-    far_lse.fill_(-torch.inf)
-    out, lse = sweep.forward(part, first, last, scores if scores.numel() else None)
+    out, lse = sweep.forward(part, first, last, saved.kept)
     for side in sides:
-        side_lse = far_lse[side.index]
+        side_out, side_lse = saved.far_out[side.index], saved.far_lse[side.index]
         # Pieces are merged in the type of the sums and rounded once.
-        side_out = far_out[side.index] if far_out.dtype == out.dtype else torch.zeros_like(out)
-        _side_forward(part, side, side_out, side_lse)
-        far_out[side.index] = side_out
-        merge_into(out, lse, side_out, side_lse, side.tail("value", part.compute))
-    return [out.to(lowered.q.dtype), lse, far_out, far_lse, scores]
+        sums = side_out if side_out.dtype == out.dtype else torch.zeros_like(out)
+        _side_forward(part, side, sums, side_lse)
+        if sums is not side_out:
+            side_out.copy_(sums)
+        merge_into(out, lse, sums, side_lse, side.tail("value", part.compute))
+    saved.out.copy_(out)
+    saved.lse.copy_(lse)
 
 
 def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
@@ -48,17 +80,23 @@ def _side_forward(part: Part, side: Side, out: Tensor, lse: Tensor) -> None:
 
 def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
-    out, lse, far_out, far_lse, scores = saved
-    ((_, _, part),) = parts_of(lowered)
+    gradients, results = Gradients.zeros(lowered), Saved(*saved)
+    for place, part in parts_of(lowered, trimmed=True):
+        part_dlse = None if dlse is None else dlse[place.rows]
+        _part_backward(part, results.at(place), dout[place.rows], part_dlse, gradients.cut(place))
+    return gradients.flat(lowered, learned)
+
+
+def _part_backward(part: Part, saved: Saved, dout: Tensor, dlse: Tensor | None, gradients: Gradients) -> None:
+    """Adds a part's share to the gradients."""
     (first, last), sides = layout(part)
-    gradients = Gradients.zeros(lowered)
-    delta = sweep.delta(dout, out, dlse)
-    sweep.backward(part, first, last, dout, lse, delta, gradients, scores if scores.numel() else None)
+    delta = sweep.delta(dout, saved.out, dlse)
+    sweep.backward(part, first, last, dout, saved.lse, delta, gradients, saved.kept)
     for side in sides:
         if side.shifts:
-            _shift_backward(part, side, dout, lse, delta, far_out[side.index], far_lse[side.index], gradients)
-        _side_backward(part, side, dout, out, lse, dlse, gradients)
-    return gradients.flat(lowered, learned)
+            far_out, far_lse = saved.far_out[side.index], saved.far_lse[side.index]
+            _shift_backward(part, side, dout, saved.lse, delta, far_out, far_lse, gradients)
+        _side_backward(part, side, dout, saved.out, saved.lse, dlse, gradients)
 
 
 def _shift_backward(
@@ -125,8 +163,7 @@ def outputs(lowered: Lowered) -> list[Tensor]:
     shape = (*lowered.q.shape[:3], lowered.v.shape[3])
     lags = 0
     if lowered.query is not None or lowered.key is not None:
-        ((_, _, part),) = parts_of(lowered)
-        (first, last), _ = layout(part)
+        (first, last), _ = layout(part_at(lowered, EVERYWHERE, lowered.query_start))
         lags = max(0, last - first + 1) if last - first < KEPT_LAGS else 0
     return [
         lowered.q.new_empty(shape),

@@ -19,8 +19,17 @@ from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import ROWS, blocks, plan_for, width
 from lagwise.ops.kernels.results import gradients, prepared_outputs
 from lagwise.ops.kernels.results import outputs as near_outputs
-from lagwise.ops.kernels.rows import FarFields, FarShares, Tails, TailSteps, far_ends_kernel, far_queries_kernel, merge_kernel
-from lagwise.ops.lowering import Lowered, Part, is_by_token, parts_of
+from lagwise.ops.kernels.rows import (
+    FarFields,
+    FarShares,
+    Tails,
+    TailSteps,
+    far_ends_kernel,
+    far_queries_kernel,
+    merge_kernel,
+    segments_kernel,
+)
+from lagwise.ops.lowering import EVERYWHERE, Lowered, Part, is_by_token, part_at
 from lagwise.ops.lowering import laid_out_gradients as backward_outputs
 from lagwise.ops.merge import Piece, Side, extent, layout, merge_into, pieces
 
@@ -28,26 +37,76 @@ __all__ = ["backward", "backward_outputs", "forward", "outputs"]
 
 
 class Field(NamedTuple):
-    """A far field: its side, how many rows and keys it has, and where they are cut into what the vendor's kernels take."""
+    """A far field: its side, how many rows and keys it has, and where they are cut into what the vendor's kernels take.
+
+    That is pieces, or for sequences of different lengths runs: segments, and whether these are squares below a diagonal. Pieces
+    may share rows, runs do not.
+    """
 
     side: Side
     rows: int
     keys: int
     pieces: list[Piece]
+    runs: list[tuple[vendor.Segments, bool]]
 
 
-def fields_of(part: Part, sides: list[Side]) -> list[Field]:
-    queries, keys = part.q.shape[2], part.k.shape[2]
+def fields_of(lowered: Lowered, part: Part, sides: list[Side]) -> list[Field]:
     found = []
     for side in sides:
-        rows, seen = extent(queries, keys, side.limit)
-        found.append(Field(side, rows, seen, list(pieces(rows, seen, side.limit + queries - rows))))
+        rows, keys = _extent(lowered, side)
+        if is_ragged(lowered):
+            found.append(Field(side, rows, keys, [], runs_of(lowered, side)))
+        else:
+            cut = list(pieces(rows, keys, side.limit + part.q.shape[2] - rows))
+            found.append(Field(side, rows, keys, cut, []))
     return found
+
+
+def _extent(lowered: Lowered, side: Side) -> tuple[int, int]:
+    """Returns how many rows and keys a far field has; with sequences of different lengths it has all of them."""
+    queries, keys = lowered.q.shape[2], lowered.k.shape[2]
+    return (queries, keys) if is_ragged(lowered) else extent(queries, keys, side.limit)
+
+
+def is_ragged(lowered: Lowered) -> bool:
+    """Says whether sequences have different lengths, which the host does not know."""
+    return lowered.call.key_mask is not None or lowered.call.cu_seqlens is not None
+
+
+def runs_of(lowered: Lowered, side: Side) -> list[tuple[vendor.Segments, bool]]:
+    """Returns the segments of a far field, and whether they are squares below a diagonal, from what the device knows.
+
+    The queries of padding that are far beyond the last key see all keys, which are those of the square as well: a second call.
+    """
+    if side.limit > 0:
+        # Without tables and not causal, all is one far field.
+        return [(segments_of(lowered, side, WHOLE=True), False)]
+    rest = lowered.call.cu_seqlens is None and not side.mirrored
+    found = [(segments_of(lowered, side), True)]
+    return [*found, (segments_of(lowered, side, REST=True), False)] if rest else found
+
+
+def segments_of(lowered: Lowered, side: Side, *, WHOLE: bool = False, REST: bool = False) -> vendor.Segments:
+    """Returns segments of a far field, see `segments_kernel`."""
+    ends, mask, time = lowered.call.cu_seqlens, lowered.call.key_mask, lowered.q.shape[2]
+    packed = ends is not None
+    count = ends.shape[0] - 1 if packed else lowered.q.shape[0]
+    lengths = ends if mask is None else mask.sum(1)
+    # Both arrays begin at multiples of 16 bytes, so that the kernel is compiled once.
+    starts = torch.empty(2, blocks(3 * count + 3, 4) * 4, dtype=torch.int32, device=lowered.q.device)[:, : 3 * count + 3]
+    arguments = {
+        "ends": lengths if ends is None else ends, "lengths": lengths, "query_ends": starts[0], "key_ends": starts[1],
+        "count": count, "time": time, "apart": -side.limit, "PACKED": packed, "MIRRORED": side.mirrored,
+        "WHOLE": WHOLE, "REST": REST, "SIZE": ROWS,
+    }  # fmt: skip
+    run(segments_kernel, (blocks(count, ROWS),), arguments, warps=1, stages=1)
+    longest = lowered.call.max_seqlen if packed and lowered.call.max_seqlen is not None else time
+    return vendor.Segments(starts[0], starts[1], min(longest, time))
 
 
 def forward(lowered: Lowered) -> list[Tensor]:
     """Returns output and log-sum-exp, then those of the far fields, without what their tails add, and what was prepared."""
-    ((_, _, part),) = parts_of(lowered)
+    part = part_at(lowered, EVERYWHERE, lowered.query_start)
     band, sides = layout(part)
     nothing = _results(lowered, 0)
     out, lse = near_outputs(lowered)
@@ -57,7 +116,7 @@ def forward(lowered: Lowered) -> list[Tensor]:
         attend(Inputs(plan, lowered, prepared), out, lse)
         return [out, lse, *nothing, *nothing, *prepared]
     # The far fields come first: while they run, the host prepares the rest.
-    fields = fields_of(part, sides)
+    fields = fields_of(lowered, part, sides)
     found = [x for field in fields for x in _field_forward(part, field)]
     found += nothing * (2 - len(sides))
     near_out, near_lse = near_outputs(lowered)
@@ -73,6 +132,14 @@ def _field_forward(part: Part, field: Field) -> tuple[Tensor, Tensor]:
     side = field.side
     q = _far_queries(part, field)
     k, v = side.first(part.k, field.keys), side.first(part.v, field.keys)
+    if field.runs:
+        (out, lse), *others = (
+            vendor.attend(q, k, v, causal=causal, scale=part.call.scale, segments=segments) for segments, causal in field.runs
+        )
+        for other_out, other_lse in others:
+            # They have no row in common, and what a run has not is zero and minus infinity.
+            out, lse = out + other_out, torch.maximum(lse, other_lse)
+        return out.contiguous(), lse.contiguous()
     if len(field.pieces) == 1:
         # It is all of the field.
         out, lse = vendor.attend(q, k, v, causal=field.pieces[0].causal, scale=part.call.scale)
@@ -150,14 +217,14 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
     """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     out, lse, *rest = saved
     rest, prepared = rest[:4], rest[4:]
-    ((_, _, part),) = parts_of(lowered)
+    part = part_at(lowered, EVERYWHERE, lowered.query_start)
     band, sides = layout(part)
     dout = dout if dout.stride(3) == 1 else dout.contiguous()
     given = Incoming(out, lse, dout, None if dlse is None else dlse.contiguous())
     inputs = Inputs(plan_for(lowered, only=band if sides else None), lowered, prepared)
     if not sides:
         return gradients(lowered, differentiate(inputs, given, learned=learned), learned)
-    fields = fields_of(part, sides)
+    fields = fields_of(lowered, part, sides)
 
     def per_row(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=lse.device)
@@ -192,6 +259,15 @@ def _field_backward(
     if value is not None:
         out = (out.float() - value).to(out.dtype)
     dlse = None if dlse is None else side.last(dlse, field.rows)
+    if field.runs:
+        given = (dout, q, k, v, out, lse, dlse)
+        (dq, dk, dv), *others = (
+            vendor.attend_backward(*given, causal=causal, scale=part.call.scale, segments=segments)
+            for segments, causal in field.runs
+        )
+        for other_dq, other_dk, other_dv in others:
+            dq, dk, dv = dq + other_dq, dk.float() + other_dk, dv.float() + other_dv
+        return dq, dk, dv
     if len(field.pieces) == 1:
         return vendor.attend_backward(dout, q, k, v, out, lse, dlse, causal=field.pieces[0].causal, scale=part.call.scale)
     found = [
@@ -209,9 +285,7 @@ def _field_backward(
     return dq, dk, dv
 
 
-def _far_gradients(
-    part: Part, found: list[tuple[Tensor, Tensor, Tensor]], delta: Tensor, changes: Tensor, masses: Tensor
-) -> Far:
+def _far_gradients(part: Part, found: list[tuple[Tensor, Tensor, Tensor]], delta: Tensor, changes: Tensor, masses: Tensor) -> Far:
     """Returns the far fields' gradients as the kernels of the band take them, to add them to theirs."""
     sides = [tuple(x if x.stride(3) == 1 else x.contiguous() for x in side) for side in found]
     # Where there is one side alone, the other is not read.
@@ -251,10 +325,8 @@ def summed_products(a: Tensor, b: Tensor) -> Tensor:
 
 def outputs(lowered: Lowered) -> list[Tensor]:
     """Returns empty tensors like those of `forward`."""
-    ((_, _, part),) = parts_of(lowered)
-    _, sides = layout(part)
-    queries, keys = part.q.shape[2], part.k.shape[2]
-    rows = [extent(queries, keys, side.limit)[0] for side in sides]
+    _, sides = layout(part_at(lowered, EVERYWHERE, lowered.query_start))
+    rows = [_extent(lowered, side)[0] for side in sides]
     far = [x for count in [*rows, 0, 0][:2] for x in _results(lowered, count)]
     return [*near_outputs(lowered), *far, *prepared_outputs(lowered)]
 
