@@ -29,8 +29,9 @@ def view(x: Tensor) -> View:
 class Tables(NamedTuple):
     """Tables, one row per head; any tensor stands for one that a call has not.
 
-    `bias` and `gain` have scalars for all near lags, and some more, see `lagwise.ops.kernels.tables`. Of a gain per channel `ends`
-    are the end columns, [heads, 2, head_dim], and `channel_gain` is the band, [heads, lags, head_dim]. `value` is a band too.
+    `bias` and `gain` have scalars for all near lags, and some more, see `lagwise.ops.kernels.tables`. Of a gain per channel
+    `ends` are the end columns, [heads, 2, head_dim], and `channel_gain` is the band, [heads, lags, head_dim]. `value` is
+    a band too.
     """
 
     bias: Any
@@ -149,10 +150,11 @@ class Flags:
     """What a kernel is compiled for.
 
     Widths of heads, and the powers of two that hold them; rows and keys of a tile; which tables there are (SCORES: those of the
-    queries or of a gain per channel; SCORED: any scores); what hides pairs (MASK, with HIDE also from loads; PACKED; LIMITED to some lags; ragged
-    tiles unless WHOLE); whether tiles beyond the tables' columns come too (FAR), whether near tiles are found beyond those of the
-    scores (WIDER), how many far fields others computed (SIDES), whether tables of scalars get a gradient (LEARNED), and whether
-    the pass over queries computes delta (DELTA), with a gradient of the log-sum-exp (DLSE); OUT_BY_TOKEN is of kernels on rows.
+    queries or of a gain per channel; SCORED: any scores); whether tiles are TURNED, [keys, queries]; what hides pairs (MASK, with
+    HIDE also from loads; PACKED; LIMITED to some lags; ragged tiles unless WHOLE); whether tiles beyond the tables' columns come
+    too (FAR), whether near tiles are found beyond those of the scores (WIDER), how many far fields others computed (SIDES),
+    whether tables of scalars get a gradient (LEARNED), and whether the pass over queries computes delta (DELTA), with a gradient
+    of the log-sum-exp (DLSE). OUT_BY_TOKEN is of kernels on rows, RUNS, LENGTH, STEP and LAGS are of a gain per channel.
     """
 
     head_dim: int

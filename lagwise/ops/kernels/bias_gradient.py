@@ -3,8 +3,8 @@
     dbias(n) = sum_i dlogit(i, i + n),      dgain(n) = scale sum_i dlogit(i, i + n) q_i . k_(i + n)
 
 The pass over queries has dlogit of its near tiles. It writes some of them side by side to a patch of memory that is its own,
-[queries, keys], and reads the patch again along its diagonals. Each program has a row of sums, one for each lag, and `fold_kernel`
-adds the rows up: no atomics, the same bits each time, and no tile is computed again.
+[queries, keys], and reads the patch again along its diagonals. Each program has a row of sums, one for each lag, and
+`fold_kernel` adds the rows up: no atomics, the same bits each time, and no tile is computed again.
 """
 
 # Triton's language is not typed as Python is.
@@ -75,7 +75,8 @@ def end_sum(Ends, head, batch, heads, entries, pair_step, entry_step, ENTRIES: t
 
 
 @triton.jit(do_not_specialize=[
-    "batch", "heads", "parts", "entries", "pair_step", "entry_step", "side_step", "slope_step", "low", "high", "sum_first", "sum_last", "first", "lags",
+    "batch", "heads", "parts", "entries", "pair_step", "entry_step", "side_step", "slope_step", "low", "high",
+    "sum_first", "sum_last", "first", "lags",
 ])  # fmt: skip
 def fold_kernel(
     Sums, Ends, Dtable, Dpast, Dfuture, batch, heads, parts, entries, pair_step, entry_step, side_step, slope_step,
@@ -84,8 +85,8 @@ def fold_kernel(
 ):  # fmt: skip
     """Writes the gradient of a table [heads or 1, lags] from the sums of the lags, those beyond its columns at its ends.
 
-    `Ends` hold what far tiles, before `low` and after `high`, add to the ends of the table, and `slope_step` farther to its slopes. With
-    SHARED the table is that of all heads.
+    `Ends` hold what far tiles, before `low` and after `high`, add to the ends of the table, and `slope_step` farther to its
+    slopes. With SHARED the table is that of all heads.
     """
     index, count = tl.program_id(0), tl.cdiv(lags, COLUMNS)
     block, owner = index % count, index // count
@@ -137,8 +138,8 @@ def fold_kernel(
 class RowSums(NamedTuple):
     """What the pass over queries finds for tables of scalars, a row for each of its blocks of queries.
 
-    `sums` is [tables, batch, heads, blocks, lags], `ends` [batch, heads, blocks, past or future, bias or gain or slope], `patches`
-    is where the pass keeps dlogit, and dlogit times content.
+    `sums` is [tables, batch, heads, blocks, lags], `ends` [batch, heads, blocks, past or future, bias or gain or slope],
+    `patches` is where the pass keeps dlogit, and dlogit times content.
     """
 
     sums: Tensor

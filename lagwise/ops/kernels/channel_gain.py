@@ -245,8 +245,8 @@ def channel_key_gradient_kernel(
 
 @triton.jit(do_not_specialize=NUMBERS)
 def channel_gain_gradient_kernel(
-    q, k, scores, seen, dgain, heads, group, queries, keys, query_start, first, last, band_first, band_lags, stretch, chunks, scale,
-    flags: tl.constexpr,
+    q, k, scores, seen, dgain, heads, group, queries, keys, query_start, first, last, band_first, band_lags, stretch, chunks,
+    scale, flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the share of dgain that a chunk of the queries gives to STEP lags, [chunks, lags, head_dim] per pair."""
     WIDTH: tl.constexpr = flags.WIDTH

@@ -34,7 +34,8 @@ from lagwise.ops.kernels.tiles import (
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
     "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "low", "high",
-    "table_first", "table_lags", "band_first", "band_lags", "stretch", "logit_stretch", "scale", "dropped", "past_count", "future_count",
+    "table_first", "table_lags", "band_first", "band_lags", "stretch", "logit_stretch", "scale", "dropped",
+    "past_count", "future_count",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What kernels of one kind of call share, decided once: tiles, bands, numbers, flags, and the compiled kernels.
 
-A call is known by its `Kind`: sizes, strides and types of its tensors, and its options. Plans are kept for the kinds that were seen
-last, so that a call only fills in where its tensors are.
+A call is known by its `Kind`: sizes, strides and types of its tensors, and its options. Plans are kept for the kinds that were
+seen last, so that a call only fills in where its tensors are.
 """
 
 import math
@@ -168,7 +168,8 @@ class Plan:
         return {
             **{name.upper(): name in self.tables for name in ("bias", "query", "key", "value")},
             "GAIN": "gain" in self.tables and not self.channels, "CHANNELS": self.channels,
-            "SCORES": "query" in self.tables or self.channels, "SLOPES": kind.tensors[DIFFERENTIABLE.index("past_slope")] is not None,
+            "SCORES": "query" in self.tables or self.channels,
+            "SLOPES": kind.tensors[DIFFERENTIABLE.index("past_slope")] is not None,
             "SCORED": self.scored, "head_dim": self.head_dim, "value_dim": self.value_dim,
             "WIDTH": width(self.head_dim), "VALUE_WIDTH": width(self.value_dim),
             "MASK": mask, "HIDE": mask and not self.scored, "PACKED": packed, "STARTS": starts, "DROPOUT": kind.dropout > 0.0,

@@ -8,9 +8,9 @@ more than a multiple of 8:
 
     address(r, c) = r stretch + lead + c,     of a pair (r, p) with p = r + offset + c:     r (stretch - 1) + home + p
 
-`home = lead - offset` is a multiple of 8, so that a tile is an aligned view of the memory, and is loaded and stored as any matrix.
-In lag coordinates it is not: row r begins r numbers beyond a multiple of 8. The kernels here take the rows 8 a + b of one residue b
-together. Their columns are aligned once b is counted in, so that nothing is read or written number by number.
+`home = lead - offset` is a multiple of 8, so that a tile is an aligned view of the memory, and is loaded and stored as any
+matrix. In lag coordinates it is not: row r begins r numbers beyond a multiple of 8. The kernels here take the rows 8 a + b of one
+residue b together. Their columns are aligned once b is counted in, so that nothing is read or written number by number.
 
 Where gradients replace the scores, `stretch` leaves room between the rows for what tiles hold beyond the columns.
 """
@@ -267,7 +267,8 @@ def column_sums(
 ])  # fmt: skip
 def fold_vectors_kernel(
     sums, seen, dtable, owners, heads, query_start, band_first, lags, spots, shares, first, count, scale,
-    dim: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, REVERSED: tl.constexpr, STARTS: tl.constexpr,
+    dim: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, REVERSED: tl.constexpr,
+    STARTS: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradient of some columns of a table [heads or 1, count, dim]; lags beyond its columns add to its ends."""
     index, column_blocks = tl.program_id(0), tl.cdiv(count, COLUMNS)
