@@ -26,8 +26,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "scored forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "scored query": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scored key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "scored query": {64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+    "turned key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 }
@@ -108,6 +108,8 @@ class Plan:
         self.scalars = [name for name in ("bias", "gain") if name in self.tables and not (name == "gain" and self.channels)]
         self.vectors = [name for name in ("query", "key", "value") if name in self.tables]
         self.scored = bool(self.vectors) or self.channels
+        # Scores of keys are aligned in tiles [keys, queries].
+        self.turned = "key" in self.tables
         self.only = kind.only
         everything = self._seen_by_all()
         limits = kind.lags or kind.only or everything
@@ -182,7 +184,13 @@ class Plan:
         """Returns the tile of a kernel: queries, keys, warps, stages."""
         if not DIRECT.value:
             return INTERPRETED
-        special = f"band {kind}" if self.only is not None and not self.scored else f"scored {kind}" if self.scored else kind
+        special = kind
+        if self.turned and kind == "key":
+            special = "turned key"
+        elif self.scored:
+            special = f"scored {kind}"
+        elif self.only is not None:
+            special = f"band {kind}"
         tiles = FLOAT32_TILES if self.dtype == torch.float32 else TILES.get(special, TILES[kind])
         return tiles[max(64, self.flags["WIDTH"], self.flags["VALUE_WIDTH"])]
 
@@ -214,7 +222,7 @@ class Plan:
         even = self.queries % rows == 0 and self.keys % keys == 0
         masked = not even or self.flags["MASK"] or self.flags["PACKED"]
         return {
-            "ROWS": rows, "KEYS": keys, "WHOLE": even, "TURNED": self.scored,
+            "ROWS": rows, "KEYS": keys, "WHOLE": even, "TURNED": self.turned,
             "NEAR_MASKED": masked or self.flags["LIMITED"], "FAR_MASKED": masked or self.flags["FAR_MASKED"],
         }  # fmt: skip
 
@@ -227,7 +235,7 @@ class Plan:
         """
         runner = self.runners.get(site)
         if runner is not None:
-            runner(*values)
+            runner(*addresses(values))
             return
         size = (math.prod(grid), 1, 1)
         if not DIRECT.value:
@@ -244,6 +252,11 @@ class Plan:
 
 
 kept_plan = lru_cache(maxsize=KEPT_PLANS)(Plan)
+
+
+def addresses(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns arguments with tensors as the addresses of their memory: of a tensor a launch would ask the driver where it is."""
+    return tuple(x.data_ptr() if isinstance(x, Tensor) else addresses(x) if isinstance(x, tuple) else x for x in values)
 
 
 def near_lags(low: int, high: int, causal: bool) -> tuple[int, int]:

@@ -19,7 +19,7 @@ Where gradients replace the scores, `stretch` leaves room between the rows for w
 # pyright: basic, reportArgumentType=false, reportIndexIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportCallIssue=false
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -29,12 +29,12 @@ from torch import Tensor
 from lagwise.ops.kernels.arguments import Seen, view
 from lagwise.ops.kernels.plan import ALIGNED, Plan, blocks
 from lagwise.ops.kernels.tables import steps
-from lagwise.ops.kernels.tiles import DIRECT, head_of, home_of, load_rows, product, store_rows
+from lagwise.ops.kernels.tiles import DIRECT, home_of, product, store_rows
 
 # Numbers before the first score and after the last one that tiles may read.
 ROOM = 512
-# Columns of a program, and the most of its rows, of which each is a residue's.
-COLUMNS, MOST_ROWS = (64, 64) if DIRECT.value else (16, 16)
+# Rows of one residue, and columns, that a program takes at a time.
+ROWS, COLUMNS = (64, 64) if DIRECT.value else (16, 16)
 # Programs with a tile of a table each, enough to fill a GPU.
 TABLE_PROGRAMS = 1024
 # Columns of a table that a program adds up from their sums, and how many of these at a time.
@@ -45,7 +45,7 @@ SCORE_NUMBERS = [
     "heads", "group", "count", "partners", "query_start", "table_first", "table_lags",
     "first", "last", "band_first", "lags", "stretch", "slab",
 ]  # fmt: skip
-SHARE_NUMBERS = ["owners", "members", "shares", "spots"]
+SHARE_NUMBERS = ["owners", "members", "shares", "spots", "span"]
 
 
 @triton.jit
@@ -58,12 +58,41 @@ def offset_of(seen, batch, query_start, band_first, lags, REVERSED: tl.constexpr
         return band_first + start
 
 
+class Rows(NamedTuple):
+    """Some rows of one residue, of one pair of a batch row and a head after the other."""
+
+    pair: Any
+    batch: Any
+    head: Any
+    row: Any
+    there: Any
+    place: Any  # where they have their first aligned number among all scores
+
+
 @triton.jit
-def rows_of_residue(block, residue, stretch, ROWS: tl.constexpr):
-    """Returns some rows of one residue, and where they have their first aligned number."""
-    eights = (block * ROWS + tl.arange(0, ROWS)) * RESIDUES
-    row = eights + residue
-    return row, row.to(tl.int64) * (stretch // 8 * 8) + eights
+def rows_of_residue(block, residue, owner, owners, members, heads, count, span, stretch, slab, ROWS: tl.constexpr):
+    """Returns a block of the rows of all pairs that have one table; of each pair `span` rows are counted."""
+    flat = block * ROWS + tl.arange(0, ROWS)
+    member, eights = flat // span, flat % span * RESIDUES
+    row, pair = eights + residue, member * owners + owner
+    place = pair.to(tl.int64) * (slab // 8 * 8) + row.to(tl.int64) * (stretch // 8 * 8) + eights
+    return Rows(pair, pair // heads, pair % heads, row, (member < members) & (row < count), place)
+
+
+@triton.jit
+def row_pointers(x, rows, group, WIDTH: tl.constexpr):
+    """Returns where rows lie in a `View`, [rows, WIDTH]."""
+    base = rows.batch.to(tl.int64) * x.batch + (rows.head // group).to(tl.int64) * x.head + rows.row.to(tl.int64) * x.time
+    return x.data + base[:, None] + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def load_flat(x, rows, group, dim: tl.constexpr, WIDTH: tl.constexpr):
+    """Loads rows of a `View`, zero where there are none."""
+    there = rows.there[:, None]
+    if dim != WIDTH:
+        there = there & (tl.arange(0, WIDTH) < dim)[None, :]
+    return tl.load(row_pointers(x, rows, group, WIDTH), mask=there, other=0.0)
 
 
 @triton.jit
@@ -81,7 +110,7 @@ def load_table(Table, column, band_first, lags, table_first, table_lags, lag_ste
 @triton.jit(do_not_specialize=[*SCORE_NUMBERS, *SHARE_NUMBERS])
 def scores_kernel(
     x, table, out, ends, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
-    first, last, band_first, lags, stretch, slab, owners, members, shares, spots,
+    first, last, band_first, lags, stretch, slab, owners, members, shares, spots, span,
     dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROOM: tl.constexpr,
     REVERSED: tl.constexpr, STARTS: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
@@ -90,32 +119,29 @@ def scores_kernel(
     A program has one tile of the table and takes a share of the rows, one block after the other.
     """
     spot, residue, owner, share = place_in_table(spots, owners, COLUMNS)
-    row_blocks = tl.cdiv(count, RESIDUES * ROWS)
     Table = table + owner.to(tl.int64) * head_step
     offset = offset_of(seen, owner * 0, query_start, band_first, lags, REVERSED, STARTS)
     column = spot - (offset + home_of(offset) + residue)
     kind: tl.constexpr = x.data.dtype.element_ty
     vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
-    for index in range(share, members * row_blocks, shares):
-        pair, block = index // row_blocks * owners + owner, index % row_blocks
-        batch, head = pair // heads, pair % heads
+    for block in range(share, tl.cdiv(members * span, ROWS), shares):
+        rows = rows_of_residue(block, residue, owner, owners, members, heads, count, span, stretch, slab, ROWS)
         if STARTS:
+            batch = (block * ROWS // span * owners + owner) // heads
             offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
             column = spot - (offset + home_of(offset) + residue)
             vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
-        row, places = rows_of_residue(block, residue, stretch, ROWS)
-        rows = load_rows(head_of(x, batch, head // group), row, count, x.time, dim, WIDTH, False)
-        found = product(rows, tl.trans(vectors))
+        found = product(load_flat(x, rows, group, dim, WIDTH), tl.trans(vectors))
         # A row owns the memory up to the next one, the last row up to the end of the slab.
-        length = tl.where(row == count - 1, slab - places, stretch - 1 + tl.where(residue == RESIDUES - 1, RESIDUES, 0))
-        length = tl.where(row < count, length, 0).to(tl.int32) // 8 * 8
-        pointers = out + pair.to(tl.int64) * (slab // 8 * 8) + places[:, None] + spot[None, :]
-        tl.store(pointers, found.to(kind), mask=spot[None, :] < length[:, None])
+        length = stretch - 1 + tl.where(residue == RESIDUES - 1, RESIDUES, 0)
+        length = tl.where(rows.row == count - 1, slab - (rows.place - rows.pair.to(tl.int64) * slab), length)
+        length = tl.where(rows.there, length, 0).to(tl.int32) // 8 * 8
+        tl.store(out + rows.place[:, None] + spot[None, :], found.to(kind), mask=spot[None, :] < length[:, None])
         if ENDS:
-            home = ends + pair.to(tl.int64) * 2 * count + row
+            home = ends + rows.pair.to(tl.int64) * 2 * count + rows.row
             for END in tl.static_range(2):
                 here = column == (0 if (END == 1) == REVERSED else lags - 1)
-                there = (row < count) & (tl.max(here.to(tl.int32), 0) > 0)
+                there = rows.there & (tl.max(here.to(tl.int32), 0) > 0)
                 tl.store(home + END * count, tl.sum(found * here.to(tl.float32)[None, :], 1), mask=there)
     if tl.program_id(0) == 0:
         room = tl.arange(0, ROOM)
@@ -133,22 +159,23 @@ def place_in_table(spots, owners, COLUMNS: tl.constexpr):
 
 @triton.jit
 def seen_columns(
-    row, offset, batch, seen, start, count, partners, first, last, lags,
+    rows, offset, seen, start, count, partners, first, last, lags,
     REVERSED: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """Returns the columns of some rows whose pairs may be seen, from the first to the end.
 
     Programs write what they look at. Other pairs hold whatever was there before.
     """
+    row, there = rows.row, rows.there
     # The partners of a row, of which the lags are between `first` and `last`.
     begin = row - start - last if REVERSED else row + start + first
     end = row - start - first + 1 if REVERSED else row + start + last + 1
     begin, end = tl.maximum(begin, 0), tl.minimum(end, partners)
-    there = row < count
     if MASK:
-        first_key, end_key = tl.load(seen.spans + 2 * batch), tl.load(seen.spans + 2 * batch + 1)
+        spans = seen.spans + 2 * rows.batch
+        first_key, end_key = tl.load(spans, mask=there, other=0), tl.load(spans + 1, mask=there, other=0)
         if REVERSED:
-            shown = tl.load(seen.key_mask + batch.to(tl.int64) * count + row, mask=there, other=0) != 0
+            shown = tl.load(seen.key_mask + rows.batch.to(tl.int64) * count + row, mask=there, other=0) != 0
             there = there & shown & (row >= first_key) & (row < end_key)
         else:
             begin, end = tl.maximum(begin, first_key), tl.minimum(end, end_key)
@@ -160,56 +187,54 @@ def seen_columns(
 
 @triton.jit
 def load_gradients(
-    Scores, Ends, row, places, spot, column, begin, end, count, lags,
-    REVERSED: tl.constexpr, ENDS: tl.constexpr, kind: tl.constexpr,
+    scores, ends, rows, spot, column, begin, end, count, lags, REVERSED: tl.constexpr, ENDS: tl.constexpr, kind: tl.constexpr
 ):  # fmt: skip
     """Loads gradients of scores, [row, spot], zero where no pair is seen, with those of the ends in the end columns."""
-    found = tl.load(Scores + places[:, None] + spot[None, :], mask=(row < count)[:, None], other=0.0)
+    found = tl.load(scores + rows.place[:, None] + spot[None, :], mask=rows.there[:, None], other=0.0)
     found = tl.where((column[None, :] >= begin[:, None]) & (column[None, :] < end[:, None]), found, 0.0)
     if ENDS:
         found = found.to(tl.float32)
+        home = ends + rows.pair.to(tl.int64) * 2 * count + rows.row
         for END in tl.static_range(2):
             here = (column == (0 if (END == 1) == REVERSED else lags - 1)).to(tl.float32)
-            found += tl.load(Ends + END * count + row, mask=row < count, other=0.0)[:, None] * here[None, :]
+            found += tl.load(home + END * count, mask=rows.there, other=0.0)[:, None] * here[None, :]
     return found.to(kind)
 
 
-@triton.jit(do_not_specialize=[*SCORE_NUMBERS, "scale"])
+@triton.jit(do_not_specialize=[*SCORE_NUMBERS, "owners", "members", "span", "scale"])
 def score_rows_kernel(
     scores, ends, table, dx, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
-    first, last, band_first, lags, stretch, slab, scale,
+    first, last, band_first, lags, stretch, slab, owners, members, span, scale,
     dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REVERSED: tl.constexpr,
     STARTS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, ENDS: tl.constexpr, ADDED: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     """Adds to the gradient of some rows of one residue what their scores give: scale sum_c dscore[r, c] table(c)."""
-    index, count_blocks = tl.program_id(0), tl.cdiv(count, RESIDUES * ROWS)
-    residue, block, pair = index % RESIDUES, index // RESIDUES % count_blocks, index // (RESIDUES * count_blocks)
-    batch, head = pair // heads, pair % heads
+    index, row_blocks = tl.program_id(0), tl.cdiv(members * span, ROWS)
+    residue, block, owner = index % RESIDUES, index // RESIDUES % row_blocks, index // (RESIDUES * row_blocks)
+    rows = rows_of_residue(block, residue, owner, owners, members, heads, count, span, stretch, slab, ROWS)
+    batch = (block * ROWS // span * owners + owner) // heads
     offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
     start = (1 - band_first - lags - offset) if REVERSED else offset - band_first
     lead = offset + home_of(offset) + residue
-    row, places = rows_of_residue(block, residue, stretch, ROWS)
-    Table = table + head.to(tl.int64) * head_step
-    Scores, Ends = scores + pair.to(tl.int64) * (slab // 8 * 8), ends + pair.to(tl.int64) * 2 * count
-    begin, end = seen_columns(row, offset, batch, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
+    Table = table + owner.to(tl.int64) * head_step
+    begin, end = seen_columns(rows, offset, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
     change = tl.zeros([ROWS, WIDTH], tl.float32)
     for place in range(0, lead + lags, COLUMNS):
         spot = place + tl.arange(0, COLUMNS)
-        column = spot - lead
-        gradients = load_gradients(Scores, Ends, row, places, spot, column, begin, end, count, lags, REVERSED, ENDS, kind)
-        vectors = load_table(Table, column, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
+        gradients = load_gradients(scores, ends, rows, spot, spot - lead, begin, end, count, lags, REVERSED, ENDS, kind)
+        vectors = load_table(Table, spot - lead, band_first, lags, table_first, table_lags, lag_step, dim, WIDTH, REVERSED, kind)
         change += product(gradients, vectors)
     change = change * scale
-    home = head_of(dx, batch, head)
     if ADDED:
-        change += load_rows(home, row, count, dx.time, dim, WIDTH, False).to(tl.float32)
-    store_rows(home, row, count, dx.time, change, dim, WIDTH)
+        change += load_flat(dx, rows, 1, dim, WIDTH).to(tl.float32)
+    there = rows.there[:, None] & (tl.arange(0, WIDTH) < dim)[None, :]
+    tl.store(row_pointers(dx, rows, 1, WIDTH), change.to(dx.data.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=[*SCORE_NUMBERS, *SHARE_NUMBERS])
 def score_table_kernel(
     scores, ends, x, sums, seen, head_step, lag_step, heads, group, count, partners, query_start, table_first, table_lags,
-    first, last, band_first, lags, stretch, slab, owners, members, shares, spots,
+    first, last, band_first, lags, stretch, slab, owners, members, shares, spots, span,
     dim: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REVERSED: tl.constexpr,
     STARTS: tl.constexpr, MASK: tl.constexpr, PACKED: tl.constexpr, ENDS: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
@@ -219,21 +244,17 @@ def score_table_kernel(
     their own positions, a share is one member, whose columns are aligned alike.
     """
     spot, residue, owner, share = place_in_table(spots, owners, COLUMNS)
-    row_blocks = tl.cdiv(count, RESIDUES * ROWS)
+    offset = offset_of(seen, (share * owners + owner) // heads, query_start, band_first, lags, REVERSED, STARTS)
+    start = (1 - band_first - lags - offset) if REVERSED else offset - band_first
+    column = spot - (offset + home_of(offset) + residue)
     change = tl.zeros([COLUMNS, WIDTH], tl.float32)
-    for index in range(0, tl.cdiv(members - share, shares) * row_blocks):
-        pair, block = (share + index // row_blocks * shares) * owners + owner, index % row_blocks
-        batch, head = pair // heads, pair % heads
-        offset = offset_of(seen, batch, query_start, band_first, lags, REVERSED, STARTS)
-        start = (1 - band_first - lags - offset) if REVERSED else offset - band_first
-        row, places = rows_of_residue(block, residue, stretch, ROWS)
-        begin, end = seen_columns(row, offset, batch, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
-        gradients = load_gradients(
-            scores + pair.to(tl.int64) * (slab // 8 * 8), ends + pair.to(tl.int64) * 2 * count, row, places, spot,
-            spot - (offset + home_of(offset) + residue), begin, end, count, lags, REVERSED, ENDS, kind,
-        )  # fmt: skip
-        rows = load_rows(head_of(x, batch, head // group), row, count, x.time, dim, WIDTH, False)
-        change += product(tl.trans(gradients), rows)
+    row_blocks = tl.cdiv(members * span, ROWS)
+    lower, upper = (share * (span // ROWS), (share + 1) * (span // ROWS)) if STARTS else (share, row_blocks)
+    for block in range(lower, upper, 1 if STARTS else shares):
+        rows = rows_of_residue(block, residue, owner, owners, members, heads, count, span, stretch, slab, ROWS)
+        begin, end = seen_columns(rows, offset, seen, start, count, partners, first, last, lags, REVERSED, MASK, PACKED)
+        gradients = load_gradients(scores, ends, rows, spot, column, begin, end, count, lags, REVERSED, ENDS, kind)
+        change += product(tl.trans(gradients), load_flat(x, rows, group, dim, WIDTH))
     home = sums + ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots * dim
     store_rows(home, spot, spots, dim, change, dim, WIDTH)
 
@@ -337,9 +358,14 @@ def empty_ends(plan: Plan, rows: int) -> Tensor:
     return torch.empty(plan.batch, plan.heads, 2, rows, dtype=torch.float32, device=plan.kind.device)
 
 
-def rows_of(side: Side) -> int:
-    """Returns how many rows of a residue a program takes."""
-    return max(16, min(MOST_ROWS, 1 << (blocks(side.rows, ALIGNED) - 1).bit_length()))
+def span_of(plan: Plan, side: Side) -> int:
+    """Returns how many rows of a residue are counted for each pair of a batch row and a head.
+
+    Those of a block have their columns at the same places, so that where rows of the batch start at their own positions a block
+    has one of them.
+    """
+    span = blocks(side.rows, ALIGNED)
+    return blocks(span, ROWS) * ROWS if plan.flags["STARTS"] else span
 
 
 def numbers_of(plan: Plan, side: Side, table: Tensor, stretch: int) -> tuple[int, ...]:
@@ -361,12 +387,11 @@ def make_scores(plan: Plan, name: str, x: Tensor, table: Tensor, seen: Seen, str
     side, table = side_of(plan, name), beside(plan, table)
     scores = empty_scores(plan, side.rows, stretch, plan.dtype)
     ends = empty_ends(plan, side.rows) if plan.flags["FAR"] else scores
-    rows = rows_of(side)
     # The last row goes on to the end of a slab.
-    sharing = share(plan, table.shape[0], stretch + 3 * ALIGNED, blocks(side.rows, ALIGNED * rows))
+    sharing = share(plan, side, table.shape[0], stretch + 3 * ALIGNED)
     values = (
         view(x), table, scores, ends, seen, *numbers_of(plan, side, table, stretch), *sharing,
-        side.dim, side.width, rows, COLUMNS, ROOM, side.reversed, plan.flags["STARTS"], plan.flags["FAR"],
+        side.dim, side.width, ROWS, COLUMNS, ROOM, side.reversed, plan.flags["STARTS"], plan.flags["FAR"],
     )  # fmt: skip
     site = ("scores", name, stretch, x.stride(), x.data_ptr() % 16)
     plan.launch(site, scores_kernel, grid_of(sharing), values, 4, 2)
@@ -380,13 +405,14 @@ class Sharing(NamedTuple):
     members: int  # pairs of a row of the batch and a head that have the same table
     shares: int
     spots: int  # aligned columns, a multiple of those of a program
+    span: int  # rows of a residue that are counted for each member
 
 
-def share(plan: Plan, owners: int, spots: int, row_blocks: int) -> Sharing:
+def share(plan: Plan, side: Side, owners: int, spots: int) -> Sharing:
     """Shares the rows so that there are enough programs."""
-    column_blocks, members = blocks(spots, COLUMNS), plan.pairs // owners
-    shares = max(1, min(members * row_blocks, TABLE_PROGRAMS // (column_blocks * ALIGNED * owners)))
-    return Sharing(owners, members, shares, column_blocks * COLUMNS)
+    column_blocks, members, span = blocks(spots, COLUMNS), plan.pairs // owners, span_of(plan, side)
+    shares = max(1, min(blocks(members * span, ROWS), TABLE_PROGRAMS // (column_blocks * ALIGNED * owners)))
+    return Sharing(owners, members, shares, column_blocks * COLUMNS, span)
 
 
 def grid_of(sharing: Sharing) -> tuple[int, ...]:
@@ -403,13 +429,14 @@ def add_row_gradients(
 ) -> None:
     """Adds to the gradient of the raw q or k, or writes to it, what gradients of scores and of their ends give."""
     side, table = side_of(plan, name), beside(plan, table)
-    rows = rows_of(side)
+    owners, span = table.shape[0], span_of(plan, side)
+    members = plan.pairs // owners
     values = (
         dscores, dscores if dends is None else dends, table, view(dx), seen, *numbers_of(plan, side, table, plan.stretch),
-        plan.kind.scale, side.dim, side.width, rows, COLUMNS, side.reversed, *product_flags(plan, dends), added,
-        KINDS[plan.dtype],
+        owners, members, span, plan.kind.scale, side.dim, side.width, ROWS, COLUMNS, side.reversed,
+        *product_flags(plan, dends), added, KINDS[plan.dtype],
     )  # fmt: skip
-    grid = (ALIGNED, blocks(side.rows, ALIGNED * rows), plan.pairs)
+    grid = (ALIGNED, blocks(members * span, ROWS), owners)
     plan.launch(("row gradients", name), score_rows_kernel, grid, values, 4, 2)
 
 
@@ -418,15 +445,15 @@ def table_gradient(
 ) -> Tensor:
     """Returns the gradient of a table of vectors from gradients of scores and of their ends."""
     side, starts = side_of(plan, name), plan.flags["STARTS"]
-    sharing = share(plan, table.shape[0], plan.band_lags + 2 * ALIGNED, 1)
+    sharing = share(plan, side, table.shape[0], plan.band_lags + 2 * ALIGNED)
     if starts:
         # Rows of the batch that start at their own positions have their own alignment.
         sharing = sharing._replace(shares=sharing.members)
-    owners, _, shares, spots = sharing
+    owners, _, shares, spots, _ = sharing
     sums = torch.empty(shares * owners * ALIGNED * spots * side.dim, dtype=torch.float32, device=x.device)
     values = (
         dscores, dscores if dends is None else dends, view(x), sums, seen, *numbers_of(plan, side, table, plan.stretch), *sharing,
-        side.dim, side.width, rows_of(side), COLUMNS, side.reversed, *product_flags(plan, dends), KINDS[plan.dtype],
+        side.dim, side.width, ROWS, COLUMNS, side.reversed, *product_flags(plan, dends), KINDS[plan.dtype],
     )  # fmt: skip
     site = ("table sums", name, x.stride(), x.data_ptr() % 16)
     plan.launch(site, score_table_kernel, grid_of(sharing), values, 4, 2)
