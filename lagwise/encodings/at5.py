@@ -90,7 +90,7 @@ class AT5(Encoding):
         elif self.max_lag is not None:
             # Lags that the call cannot reach, or that share the last value, need no column.
             first, last = (min(max(lag, -self.max_lag), self.max_lag) for lag in (first, last))
-        values = self.readout.of_buckets(self.slope, first, last, self.reach, seed)
+        values = self.readout.of_buckets(self.slope, first, last, float(self.reach), seed)
         return Terms(bias=LagTable(values, first))
 
     def make_neutral(self) -> bool:

@@ -92,9 +92,9 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice(otherwise, f"split cannot do this: {reason}")
     if "window" in asked:
         return Choice(otherwise, "a window leaves no far field")
-    # Of the vendor's kernels flash alone takes lengths, and ours are as fast where no vectors slow them down.
-    if otherwise == "triton" and not vectors and asked & RAGGED:
-        return Choice(otherwise, "where lengths differ, the far field on a GPU pays for tables of vectors alone")
+    # It can be named, but has not been measured.
+    if otherwise == "triton" and asked & RAGGED:
+        return Choice(otherwise, "where lengths differ, the far field on a GPU is not known to pay")
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
     many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS

@@ -18,7 +18,6 @@ from lagwise.ops.kernels.plan import Plan, blocks
 from lagwise.ops.lowering import Lowered
 
 COLUMNS = 256
-SLOPES = 2
 
 
 @triton.jit
@@ -44,6 +43,13 @@ def scalars_kernel(
     lag = table_first + column
     there = column < table_lags
     row = out + head.to(tl.int64) * (table_lags + 2)
+    # Without slopes, and after a gain, there are zeros.
+    past, future = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
+    if GAIN:
+        gain_row = row + (heads.to(tl.int64) * (table_lags + 2) if BIAS else 0)
+        tl.store(gain_row + column, column_of(gain, head, gain_head, gain_lag, lag, gain_first, gain_lags), mask=there)
+        tl.store(gain_row + table_lags, past, mask=block == 0)
+        tl.store(gain_row + table_lags + 1, future, mask=block == 0)
     if BIAS:
         found = column_of(bias, head, bias_head, bias_lag, lag, bias_first, bias_lags)
         if SLOPES:
@@ -51,12 +57,9 @@ def scalars_kernel(
             future = tl.load(future_slope + head * slope_head).to(tl.float32)
             found += past * tl.minimum(lag - bias_first, 0).to(tl.float32)
             found += future * tl.maximum(lag - (bias_first + bias_lags - 1), 0).to(tl.float32)
-            tl.store(row + table_lags, past, mask=block == 0)
-            tl.store(row + table_lags + 1, future, mask=block == 0)
         tl.store(row + column, found, mask=there)
-        row += heads.to(tl.int64) * (table_lags + 2)
-    if GAIN:
-        tl.store(row + column, column_of(gain, head, gain_head, gain_lag, lag, gain_first, gain_lags), mask=there)
+        tl.store(row + table_lags, past, mask=block == 0)
+        tl.store(row + table_lags + 1, future, mask=block == 0)
 
 
 def scalar_tables(plan: Plan, lowered: Lowered) -> list[Tensor]:
