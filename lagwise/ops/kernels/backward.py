@@ -287,7 +287,7 @@ def key_gradient_kernel(
     WIDTH: tl.constexpr = flags.WIDTH
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     TURNED: tl.constexpr = flags.TURNED
-    AXIS: tl.constexpr = 1 if flags.TURNED else 0
+    AXIS: tl.constexpr = flags.TURNED * 1
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
     block, pair, batch, head = place_of(keys, heads, KEYS)

@@ -48,18 +48,23 @@ def key_of(kernel: Any, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
-    """Launches a kernel with those of the arguments that it takes.
+    """Launches a kernel with those of the arguments that it takes."""
+    launch(kernel, grid, [arguments[name] for name in kernel.arg_names], warps, stages)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Any:
+    """Launches a kernel, and returns what launches it again on the same grid with arguments of the same kinds.
 
     The grid is flat, first axis fastest: only that may have more than 65,535 programs.
     """
     size = (math.prod(grid), 1, 1)
-    values = [arguments[name] for name in kernel.arg_names]
     if not DIRECT.value:
         kernel[size](*values)
-        return
+        return kernel[size]
     key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
     compiled = _compiled.get(key)
     if compiled is None:
-        _compiled[key] = kernel[size](*values, num_warps=warps, num_stages=stages)
+        compiled = _compiled[key] = kernel[size](*values, num_warps=warps, num_stages=stages)
     else:
         compiled[size](*values)
+    return compiled[size]

@@ -4,7 +4,6 @@ A call is known by its `Kind`: sizes, strides and types of its tensors, and its 
 seen last, so that a call only fills in where its tensors are.
 """
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from torch import Tensor
 from lagwise.call import Call
 from lagwise.noise import KEEP_BITS
 from lagwise.ops.kernels.arguments import Flags
+from lagwise.ops.kernels.launches import launch
 from lagwise.ops.kernels.tiles import DIRECT
 from lagwise.ops.lowering import DIFFERENTIABLE, Lowered
 from lagwise.terms import TABLES
@@ -77,7 +77,7 @@ def plan_for(lowered: Lowered, *, lags: tuple[int, int] | None = None, only: tup
     `lags` limits the lags that are seen, as a window does; `only` limits them to a band without ends, the near part of `split`.
     """
     call = lowered.call
-    tensors = lowered[: len(DIFFERENTIABLE)]
+    tensors: list[Tensor | None] = [getattr(lowered, name) for name in DIFFERENTIABLE]
     options = (call.key_mask, call.cu_seqlens, lowered.starts, call.seed)
     places = [0 if x is None else x.data_ptr() % 16 for x in (*tensors, *options)]
     return kept_plan(
@@ -94,7 +94,7 @@ class Plan:
 
     def __init__(self, kind: Kind):
         self.kind = kind
-        layouts = dict(zip(DIFFERENTIABLE, kind.tensors, strict=True))
+        layouts: dict[str, Layout | None] = dict(zip(DIFFERENTIABLE, kind.tensors, strict=True))
         q, k, v = (layouts[name] for name in "qkv")
         assert q is not None and k is not None and v is not None
         self.dtype = q[2]
@@ -102,7 +102,7 @@ class Plan:
         self.key_heads, self.keys, self.value_dim = k[0][1], k[0][2], v[0][3]
         self.pairs = self.batch * self.heads
         self.tables = {name: layouts[name] for name in TABLES if layouts[name] is not None}
-        self.firsts = dict(zip(TABLES, kind.firsts, strict=True))
+        self.firsts: dict[str, int] = dict(zip(TABLES, kind.firsts, strict=True))
         gain = layouts["gain"]
         self.channels = gain is not None and gain[0][2] > 1
         self.scalars = [name for name in ("bias", "gain") if name in self.tables and not (name == "gain" and self.channels)]
@@ -229,20 +229,12 @@ class Plan:
     def launch(
         self, site: Any, kernel: Any, grid: tuple[int, ...], values: tuple[Any, ...], warps: int = 4, stages: int = 1
     ) -> None:
-        """Launches a kernel; `site` tells apart all launches of the plan whose arguments differ in more than places and sizes.
-
-        The grid is flat, first axis fastest: only that may have more than 65,535 programs.
-        """
+        """Launches a kernel; `site` tells apart all launches of the plan whose arguments differ in more than where they are."""
         runner = self.runners.get(site)
-        if runner is not None:
-            runner(*addresses(values))
-            return
-        size = (math.prod(grid), 1, 1)
-        if not DIRECT.value:
-            kernel[size](*values)
-            return
-        compiled = kernel[size](*values, num_warps=warps, num_stages=stages)
-        self.runners[site] = compiled[size]
+        if runner is None:
+            self.runners[site] = launch(kernel, grid, values, warps, stages)
+        else:
+            runner(*(addresses(values) if DIRECT.value else values))
 
     def launch_tiles(self, kind: str, site: Any, kernel: Any, values: tuple[Any, ...]) -> None:
         """Launches a kernel on all blocks of queries, or with the kind "key" of keys, of all heads."""
