@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lagwise.ops.kernels.backward import Incoming, differentiate
 from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.gradients import Incoming, differentiate
 from lagwise.ops.kernels.inputs import Inputs, prepare
 from lagwise.ops.kernels.plan import Plan, plan_for
 from lagwise.ops.kernels.results import gradients, prepared_outputs

@@ -42,7 +42,7 @@ class Tables(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of vector tables, see `lagwise.ops.kernels.scores`, and their ends, [..., 2, queries or keys]; likewise."""
+    """Scores of vector tables, see `lagwise.ops.kernels.score_kernels`, and their ends, [..., 2, queries or keys]; likewise."""
 
     query: Any
     key: Any

@@ -9,9 +9,9 @@ future, where every table is its end column, and the near tiles between them, wh
     block of queries     past  past | near near near | future future
                          -----------+----------------+---------------> keys
 
-`score(i, n) = q_i . query(n) + k_(i+n) . key(n)` is there for the lags of the band, see `lagwise.ops.kernels.scores`; before and
-after it, it is the sum of a number per query and a number per key, the `ends`. With CHANNELS, a gain per channel, scores hold the
-content product too, and beyond the band it is q * gain of the end column.
+`score(i, n) = q_i . query(n) + k_(i+n) . key(n)` is there for the lags of the band, see `lagwise.ops.kernels.score_kernels`;
+before and after it, it is the sum of a number per query and a number per key, the `ends`. With CHANNELS, a gain per channel,
+scores hold the content product too, and beyond the band it is q * gain of the end column.
 """
 
 # Triton's language is not typed as Python is.

@@ -73,17 +73,6 @@ def load_rows(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, W
 
 
 @triton.jit
-def load_columns(X, index, count, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Loads rows of a matrix [count, dim] as the columns of [WIDTH, index]."""
-    channel = tl.arange(0, WIDTH)
-    pointers = X + index.to(tl.int64)[None, :] * stride + channel[:, None]
-    if WHOLE and dim == WIDTH:
-        return tl.load(pointers)
-    there = (index >= 0)[None, :] & (index < count)[None, :] & (channel < dim)[:, None]
-    return tl.load(pointers, mask=there, other=0.0)
-
-
-@triton.jit
 def load_keys(
     X, KeyMask, key, keys, stride, dim: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, HIDE: tl.constexpr
 ):  # fmt: skip

@@ -12,8 +12,8 @@ from torch import Tensor
 from lagwise.lags import LagTable
 from lagwise.ops import vendor
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
-from lagwise.ops.kernels.backward import Far, Incoming, differentiate
 from lagwise.ops.kernels.forward import attend
+from lagwise.ops.kernels.gradients import Far, Incoming, differentiate
 from lagwise.ops.kernels.inputs import Inputs, prepare
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import ROWS, blocks, plan_for, width

@@ -1,0 +1,173 @@
+"""The gradients of a call: two passes over its pairs, then those of the tables behind them.
+
+Gradients of scores are written over the scores, by the pass over queries, which is then the second one. Without scores it is the
+first, and computes delta for the other.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lagwise.ops.kernels.arguments import FarKeys, FarQueries, KeyGradients, QueryGradients, Scores, view
+from lagwise.ops.kernels.backward import key_gradient_kernel, query_gradient_kernel
+from lagwise.ops.kernels.bias_gradient import row_sums, scalar_gradients
+from lagwise.ops.kernels.channel_gain import channel_gradients
+from lagwise.ops.kernels.inputs import Inputs
+from lagwise.ops.kernels.plan import PATCH, blocks
+from lagwise.ops.kernels.results import delta_of
+from lagwise.ops.kernels.scores import add_row_gradients, empty_ends, table_gradient
+from lagwise.ops.lowering import empty_laid_out, is_by_token
+
+
+class Far(NamedTuple):
+    """What `split` knows of the far fields: their gradients, what they add to the ends of tables, and delta of all rows.
+
+    Ends are [batch, heads, past or future, queries].
+    """
+
+    queries: FarQueries
+    keys: FarKeys
+    sides: int
+    query_counts: tuple[int, int]
+    key_counts: tuple[int, int]
+    delta: Tensor
+    changes: Tensor  # sums of dlogit
+    masses: Tensor  # sums of weights
+
+
+class Incoming(NamedTuple):
+    """What a gradient starts from: the results of the call and their gradients."""
+
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+
+
+def differentiate(
+    inputs: Inputs, given: Incoming, *, learned: bool, far: Far | None = None, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Returns the gradients of q, k, v and of the raw q and k by name, those of k and v per query head, and those of the tables.
+
+    The ends come from the kernels, or from the far fields where the plan has only the band.
+
+    Args:
+        inputs: The call.
+        given: Its results and their gradients.
+        learned: Whether tables get gradients.
+        far: What is known of far fields.
+        dtype: The type of all gradients; that of what they belong to unless given.
+    """
+    plan, lowered = inputs.plan, inputs.lowered
+    inputs.hide_keys()
+    passes = Passes(inputs, given, learned, far, dtype)
+    if plan.scored:
+        passes.over_keys()
+        passes.over_queries()
+    else:
+        passes.over_queries()
+        passes.over_keys()
+    found = passes.found
+    for name in plan.vectors:
+        dscores = getattr(passes.scores, name)
+        ends = passes.ends_of(name)
+        x = given.dout if name == "value" else inputs.raw_k if name == "key" else inputs.raw_q
+        table = getattr(lowered, name)
+        if learned:
+            kind = dtype or table.dtype
+            found[name] = table_gradient(plan, name, dscores, ends, x, table, inputs.seen, kind)
+        if name != "value":
+            passes.add_to_rows(name, dscores, ends, table)
+    if plan.channels:
+        assert lowered.gain is not None
+        kind = dtype or lowered.gain.dtype
+        channel_gradients(inputs, passes.scores, passes.gain_ends, found, learned=learned, dtype=kind)
+    if passes.sums is not None:
+        found |= scalar_gradients(plan, lowered, passes.sums, None if far is None else far.changes, dtype)
+    return found
+
+
+class Passes:
+    """The two passes over the pairs, and what they find."""
+
+    def __init__(self, inputs: Inputs, given: Incoming, learned: bool, far: Far | None, dtype: torch.dtype | None):
+        plan, none = inputs.plan, inputs.q
+        self.inputs, self.plan, self.given, self.far, self.dtype = inputs, plan, given, far, dtype
+        self.scores = inputs.scores(plan.stretch, given.dout) if plan.scored else Scores(none, none, none, none, none, none)
+        self.learned = learned and bool(plan.scalars)
+        self.sums = row_sums(plan) if self.learned else None
+        self.own_delta = far is None and not plan.scored
+        if far is not None:
+            self.delta = far.delta
+        elif plan.scored:
+            self.delta = delta_of(given.dout, given.out, given.dlse)
+        else:
+            self.delta = torch.empty_like(given.lse)
+        # The gradient that comes in may lie anywhere.
+        self.site = (given.dout.stride(), given.dout.data_ptr() % 16, learned, given.dlse is not None, dtype)
+        self.found: dict[str, Tensor] = {}
+        whole = plan.only is None
+        self.query_ends = empty_ends(plan, plan.queries) if whole and "query" in plan.tables else none
+        self.masses = empty_ends(plan, plan.queries) if whole and "value" in plan.tables else none
+        self.key_ends = empty_ends(plan, plan.keys) if whole and "key" in plan.tables else none
+        self.gain_ends = none
+
+    def empty_like(self, x: Tensor, heads: int) -> Tensor:
+        """Returns an empty gradient of q, k or v, which lies as they do, with some number of heads."""
+        return empty_laid_out(is_by_token(x) and x.shape[1] == heads, x, x.shape[0], heads, *x.shape[2:], dtype=self.dtype)
+
+    def over_queries(self) -> None:
+        """Computes dq, and what the same kernel finds for the tables; scores turn into their gradients."""
+        plan, inputs, given, far, none = self.plan, self.inputs, self.given, self.far, self.inputs.q
+        self.found["q"] = dq = self.empty_like(inputs.lowered.q, plan.heads)
+        if plan.channels:
+            count = blocks(plan.queries, plan.tiles["query"][0])
+            shape = (plan.batch, plan.heads, count, 2, plan.flags["WIDTH"])
+            self.gain_ends = torch.empty(shape, dtype=torch.float32, device=none.device)
+        sums, ends, patches = (none, none, none) if self.sums is None else self.sums
+        gain_sums = sums[-1] if self.sums is not None else none
+        bias_sums = sums[0] if self.sums is not None else none
+        found = QueryGradients(view(dq), self.query_ends, self.masses, patches, bias_sums, gain_sums, ends, self.gain_ends)
+        more = {
+            "LEARNED": self.learned,
+            "DELTA": self.own_delta,
+            "DLSE": given.dlse is not None,
+            "SIDES": far.sides if far else 0,
+        }
+        values = (
+            view(inputs.q), view(inputs.k), view(inputs.v), view(given.out), view(given.dout),
+            given.lse if given.dlse is None else given.dlse, given.lse, self.delta, found, far.queries if far else None,
+            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            *(far.query_counts if far else (0, 0)), PATCH, plan.flags_at("query", **more),
+        )  # fmt: skip
+        plan.launch_tiles("query", ("query", self.site), query_gradient_kernel, values)
+
+    def over_keys(self) -> None:
+        """Computes dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
+        plan, inputs, given, far = self.plan, self.inputs, self.given, self.far
+        dk, dv = (self.empty_like(x, plan.heads) for x in (inputs.lowered.k, inputs.lowered.v))
+        values = (
+            view(inputs.q), view(inputs.k), view(inputs.v), view(given.dout), given.lse, self.delta,
+            KeyGradients(view(dk), view(dv), self.key_ends), far.keys if far else None,
+            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            *(far.key_counts if far else (0, 0)), plan.flags_at("key", SIDES=far.sides if far else 0),
+        )  # fmt: skip
+        plan.launch_tiles("key", ("key", self.site), key_gradient_kernel, values)
+        self.found |= {"k": dk, "v": dv}
+
+    def ends_of(self, name: str) -> Tensor | None:
+        """Returns the gradients of the ends of scores; those of keys' scores in far fields are gradients of their queries."""
+        if self.far is not None:
+            return {"query": self.far.changes, "value": self.far.masses, "key": None}[name]
+        return {"query": self.query_ends, "value": self.masses, "key": self.key_ends}[name]
+
+    def add_to_rows(self, name: str, dscores: Tensor, ends: Tensor | None, table: Tensor) -> None:
+        """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
+        letter = "k" if name == "key" else "q"
+        raw = getattr(self.inputs.lowered, f"raw_{letter}")
+        if raw is None:
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, self.found[letter], added=True)
+        else:
+            self.found[f"raw_{letter}"] = made = self.empty_like(raw, self.plan.heads)
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, made, added=False)
