@@ -1,7 +1,7 @@
 """What the kernels share: the terms of a tile, who may see whom, dropout, loads of rows.
 
-A tile is a rectangle of queries and keys in either order of its axes: `row` and `key` are their indices, shaped so that
-`lag = key - row - start` is the tile. The hardware's exponential has the base 2: a difference of logits is multiplied by log2(e).
+A tile is a rectangle of queries and keys, [queries, keys] or turned: `row` and `key` are the indices along its axes, and `lag`,
+key - row - start, is the tile. The hardware's exponential has the base 2: a difference of logits is multiplied by log2(e).
 """
 
 # Triton's language is not typed as Python is.
