@@ -326,6 +326,24 @@ def test_calls_of_one_kind_share_a_plan():
     assert len({id(plan) for plan in [same, *others]}) == 1 + len(others)
 
 
+def test_launches_of_a_plan_are_told_apart_by_where_gradients_lie():
+    from lagwise.ops.kernels.plan import kept_plan
+
+    kept_plan.cache_clear()
+    q, k, v = (x.requires_grad_() for x in tensors())
+    out, lse = lagwise.attention(q, k, v, impl="triton", return_lse=True)
+
+    def sites(dout, dlse):
+        torch.autograd.grad([out, lse], [q, k, v], [dout, dlse], retain_graph=True)
+        return sum(site[0] == "query" for site in plan_of(q, k, v, scale=8**-0.5).runners)
+
+    dout, dlse = torch.randn_like(out), torch.randn_like(lse)
+    shifted = torch.empty(lse.numel() + 1).narrow(0, 1, lse.numel()).view(lse.shape).copy_(dlse)
+    assert [sites(dout, dlse), sites(dout.clone(), dlse.clone()), sites(dout, shifted)] == [1, 1, 2]
+    assert sites(dout.mT.contiguous().mT, dlse) == 2  # made contiguous before it is used
+    assert sites(torch.randn(1, 33, 1, 16)[..., :8].transpose(1, 2), dlse) == 3
+
+
 def test_the_plans_that_are_kept_are_bounded():
     from lagwise.ops.kernels.plan import KEPT_PLANS, kept_plan
 

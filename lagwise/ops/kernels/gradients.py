@@ -45,6 +45,14 @@ class Incoming(NamedTuple):
     dlse: Tensor | None
 
 
+def places_of(given: Incoming, far: Far | None) -> list[tuple[tuple[int, ...], int]]:
+    """Returns how tensors lie that a plan does not know: a gradient that comes in may lie anywhere, and so do others' results."""
+    others = [given.out, given.dout, *([] if given.dlse is None else [given.dlse])]
+    if far is not None:
+        others += [x.data for x in (far.queries.past, far.queries.future, *far.keys)]
+    return [(x.stride(), x.data_ptr() % 16) for x in others]
+
+
 def differentiate(
     inputs: Inputs, given: Incoming, *, learned: bool, far: Far | None = None, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
@@ -104,8 +112,7 @@ class Passes:
             self.delta = delta_of(given.dout, given.out, given.dlse)
         else:
             self.delta = torch.empty_like(given.lse)
-        # The gradient that comes in may lie anywhere.
-        self.site = (given.dout.stride(), given.dout.data_ptr() % 16, learned, given.dlse is not None, dtype)
+        self.site = (learned, given.dlse is not None, dtype, *places_of(given, far))
         self.found: dict[str, Tensor] = {}
         whole = plan.only is None
         self.query_ends = empty_ends(plan, plan.queries) if whole and "query" in plan.tables else none
