@@ -195,10 +195,15 @@ def checked_call(function: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, 
     call = KEPT_CALLS.get(key)
     if call is None:
         call = check_call(function, q, k, v, options)
-        if len(KEPT_CALLS) >= MOST_KEPT:
-            KEPT_CALLS.clear()
-        KEPT_CALLS[key] = call
+        keep(KEPT_CALLS, key, call)
     return call
+
+
+def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds to what is kept of calls, which starts anew where it would grow beyond MOST_KEPT."""
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
+    kept[key] = value
 
 
 def check_scale(scale: float | None, width: int, dtype: torch.dtype = torch.float64) -> float:

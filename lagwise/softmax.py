@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from lagwise import noise
-from lagwise.call import MOST_KEPT, Call, Options, check_call, checked_call, takes
+from lagwise.call import Call, Options, check_call, checked_call, keep, takes
 from lagwise.encodings import Encoding
 from lagwise.errors import require_switches, shown
 from lagwise.ops import vendor
@@ -164,9 +164,7 @@ def kept_choice(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl:
     choice = KEPT_CHOICES.get(key)
     if choice is None:
         choice = choose(q, k, v, terms, call, impl)
-        if len(KEPT_CHOICES) >= MOST_KEPT:
-            KEPT_CHOICES.clear()
-        KEPT_CHOICES[key] = choice
+        keep(KEPT_CHOICES, key, choice)
     return choice
 
 

@@ -325,3 +325,11 @@ def test_auto_says_what_it_takes_and_why():
     assert lagwise.which_impl(q, k, v, dropout=0.1).impl == "blockwise"
     assert lagwise.which_impl(q, k, v, impl="dense") == ("dense", "it was named")
     assert lagwise.which_impl(q, k, v, make_encoding("t5"), window=(9, 9)).impl == "blockwise"
+
+
+def test_what_is_kept_of_calls_is_bounded():
+    from lagwise.call import MOST_KEPT, keep
+
+    kept = {}
+    sizes = [len(kept) for number in range(3 * MOST_KEPT) if keep(kept, number, number) is None]
+    assert max(sizes) == MOST_KEPT and kept[3 * MOST_KEPT - 1] == 3 * MOST_KEPT - 1
