@@ -70,6 +70,7 @@ class Attended:
         self.call = lowered.call
         if self.masked:
             self.call = replace(self.call, key_mask=None, cu_seqlens=None, query_start=lowered.query_start, seed=None)
+        self.given: Lowered | None = lowered
         self.addresses: list[int] = []
 
     def lowered(self, tensors: Sequence[Tensor]) -> Lowered:
@@ -85,8 +86,10 @@ class Attended:
         return Lowered._make((*fields[: len(DIFFERENTIABLE)], self.firsts, call, self.plans))
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
+        # Inside a function of autograd tensors are others, with the same memory: what is given will do, and is let go of.
+        lowered, self.given = self.given, None
         self.addresses = [x.data_ptr() for x in tensors]
-        return in_own_context(tensors[0], self.implementation.forward, self.lowered(tensors)), 2
+        return in_own_context(tensors[0], self.implementation.forward, lowered), 2
 
     def backward(
         self, tensors: Sequence[Tensor], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]

@@ -240,6 +240,11 @@ def autocasts(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
+def is_exporting() -> bool:
+    """Says whether a program is being exported. The compiler of torch 2.11 takes torch's own function of this name for true."""
+    return torch.compiler._is_exporting_flag
+
+
 def transforms_are_active() -> bool:
     """Says whether a transform of `torch.func` is around a call."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()

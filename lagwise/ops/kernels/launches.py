@@ -136,18 +136,21 @@ class Packed:
         self.fields = [*(0 if x is MISSING else x for _, x in pairs), 0, 0]
         self.places = [place for place, (_, x) in enumerate(pairs) if x is MISSING]
         about = compiled.metadata
-        self.device = torch.cuda.current_device()
+        self.device, self.launch = torch.cuda.current_device(), driver_launch()
         self.numbers = (loaded(compiled, self.device), size, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
 
     def __call__(self, addresses: Sequence[int]) -> None:
         fields = self.fields.copy()
         for place, address in zip(self.places, addresses, strict=True):
             fields[place] = address
+        self.send(fields, torch._C._cuda_getCurrentRawStream(self.device))
+
+    def send(self, fields: list[Any], stream: int) -> None:
+        """Launches the kernel with all of its arguments."""
         block = own_block()
         self.layout.pack_into(block.memory, 0, *fields)
         block.size.value = self.layout.size
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        code = driver_launch()(*self.numbers, stream, None, block.extras)
+        code = self.launch(*self.numbers, stream, None, block.extras)
         if code:
             raise RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
 

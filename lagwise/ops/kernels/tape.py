@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lagwise.ops.kernels.launches import Runner, listen
+from lagwise.ops.kernels.launches import Runner, listen, somebody_watches
 from lagwise.ops.kernels.tiles import DIRECT
 
 aten = torch.ops.aten
@@ -44,18 +44,28 @@ class Where(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The launch of a kernel."""
+    """The launch of a kernel; `fields` are which of its packed arguments are addresses, and where these are."""
 
     runner: Runner
     places: list[Where]
-    pointers: list[tuple[int, int]]  # slots and offsets of the same
+    fields: list[tuple[int, int, int]]
 
-    def replay(self, tensors: list[Tensor], addresses: list[int]) -> None:
+    @classmethod
+    def at(cls, runner: Runner, places: list[Where]) -> "Launch":
+        packed = () if runner.packed is None else runner.packed.places
+        return cls(runner, places, [(field, where.slot, where.offset) for field, where in zip(packed, places, strict=False)])
+
+    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int) -> None:
         """Launches it."""
-        if DIRECT.value:
-            self.runner.launch([addresses[slot] + offset for slot, offset in self.pointers])
-        else:
-            self.runner.launch([where.tensor(tensors) for where in self.places])
+        packed = self.runner.packed
+        if packed is None or somebody_watches():
+            found = [where.tensor(tensors) for where in self.places]
+            self.runner.launch([x.data_ptr() for x in found] if DIRECT.value else found)
+            return
+        fields = packed.fields.copy()
+        for field, slot, offset in self.fields:
+            fields[field] = addresses[slot] + offset
+        packed.send(fields, stream)
 
 
 class Operation(NamedTuple):
@@ -66,7 +76,7 @@ class Operation(NamedTuple):
     options: dict[str, Any]
     made: list[int]
 
-    def replay(self, tensors: list[Tensor], addresses: list[int]) -> None:
+    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int) -> None:
         """Computes it."""
         arguments, options = tree_map_only(Where, lambda x: x.tensor(tensors), (self.arguments, self.options), is_where)
         leaves = tree_leaves(self.function(*arguments, **options))
@@ -88,16 +98,20 @@ class Tape(NamedTuple):
     steps: list[Launch | Operation]
     returned: list[tuple[int, Where | None]]  # a tensor as it is, or one that lies in it
 
-    def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the results of the pass for other tensors of the same kind."""
+    def replay(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
+        """Returns the results of the pass for other tensors of the same kind, which are at some addresses."""
         device = inputs[0].device
         tensors = [*inputs]
         for shape, stride, dtype in self.results:
-            tensors.append(torch.empty_strided(shape, stride, dtype=dtype, device=device))
-        tensors.append(torch.empty(self.memory, dtype=torch.uint8, device=device) if self.memory else inputs[0])
-        addresses = [x.data_ptr() for x in tensors]
+            x = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            tensors.append(x)
+            addresses.append(x.data_ptr())
+        x = torch.empty(self.memory, dtype=torch.uint8, device=device) if self.memory else inputs[0]
+        tensors.append(x)
+        addresses.append(x.data_ptr())
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
         for step in self.steps:
-            step.replay(tensors, addresses)
+            step.replay(tensors, addresses, stream)
         return [tensors[slot] if where is None else where.tensor(tensors) for slot, where in self.returned]
 
 
@@ -188,13 +202,14 @@ class Recorder(TorchDispatchMode):
         steps: list[Launch | Operation] = []
         for step in self.steps:
             if isinstance(step[0], Runner):
-                places = [where(spot) for spot in step[1]]
-                steps.append(Launch(step[0], places, [place[:2] for place in places]))
+                steps.append(Launch.at(step[0], [where(spot) for spot in step[1]]))
             else:
                 steps.append(Operation(step[0], *tree_map_only(Spot, where, step[1:3], is_spot), step[3]))
-        whole = [number not in self.computed or same_layout(spot.x, self.owned[number]) for spot, number in zip(spots, returned)]
-        places = [where(spot) for spot in spots]
-        return Tape(layouts, memory, steps, [(each.slot, None if all_ else each) for each, all_ in zip(places, whole)])
+        found: list[tuple[int, Where | None]] = []
+        for spot, number in zip(spots, returned, strict=True):
+            whole = number not in self.computed or same_layout(spot.x, self.owned[number])
+            found.append((where(spot).slot, None if whole else where(spot)))
+        return Tape(layouts, memory, steps, found)
 
 
 class Spot(NamedTuple):
@@ -237,7 +252,7 @@ class Tapes:
             key = (key, tuple(map(addresses.index, addresses)))
         tape = self.kept.get(key)
         if tape is not None:
-            return tape.replay(inputs)
+            return tape.replay(inputs, addresses)
         if key in self.kept or torch._C._len_torch_dispatch_stack():
             return compute()
         if len(self.kept) >= MOST_TAPES:
