@@ -61,11 +61,12 @@ ARGUMENTS = (
 
 
 def flat(lowered: Lowered) -> tuple[Any, ...]:
-    """Returns a call as an operator takes it."""
+    """Returns a call as an operator takes it; without dropout nobody reads the seed."""
     call = lowered.call
+    seed = call.seed if call.dropout > 0.0 else None
     window = None if call.window is None else list(call.window)
     options = (call.key_mask, call.cu_seqlens, lowered.starts, lowered.query_start, call.causal, window, call.scale, call.dropout)
-    return (*lowered[:-1], *options, call.seed, call.max_seqlen)
+    return (*lowered[:-1], *options, seed, call.max_seqlen)
 
 
 def unflattened(arguments: Sequence[Any]) -> Lowered:
