@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from encoders import assert_gradients_within_budget, twelve_layers
 from oracle import INTERPRETED, make_encoding, make_terms
+from torch._dynamo.utils import counters
 
 import lagwise
 from lagwise.call import Call
@@ -88,3 +90,18 @@ def test_a_compiled_encoder_trains():
     compiled = torch.compile(encoder, backend="aot_eager")
     compiled(torch.randn(2, 200, 16)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize(("name", "dynamic", "first"), [("t5", True, (150,)), ("huang4", True, (150,)), ("t5", None, (150, 140))])
+def test_twelve_layers_train_as_one_graph_at_any_length(name, dynamic, first):
+    """Compiled once, or a second time where the first length was taken for the only one, and then for no length again."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = twelve_layers(name)
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for time in first:
+        compiled(torch.randn(2, time, model.dim)).sum().backward()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for time in (163, 201):
+            assert_gradients_within_budget(model, compiled, torch.randn(2, time, model.dim))
+    assert not counters["graph_break"]
