@@ -84,6 +84,14 @@ def test_lengths_do_not_recompile(name, impl):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_seed_is_an_argument_where_something_is_dropped(dropout):
+    """Otherwise a compiled model would draw it and keep it for the backward pass, and kernels would have a variant for it."""
+    seed, q = torch.tensor(3), torch.randn(1, 2, 20, 4)
+    arguments = flat(lower(q, q, q, make_terms("bias", heads=2), Call(scale=0.5, dropout=dropout, seed=seed)))
+    assert [x for x in arguments if x is seed] == [seed] * (dropout > 0)
+
+
 def test_a_compiled_encoder_trains():
     torch._dynamo.reset()
     encoder = lagwise.nn.Encoder(16, layers=1, heads=2, encoding="at5", attention_dropout=0.1)
