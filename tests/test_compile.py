@@ -4,10 +4,12 @@ import pytest
 import torch
 from encoders import assert_gradients_within_budget, twelve_layers
 from oracle import INTERPRETED, make_encoding, make_terms
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import lagwise
 from lagwise.call import Call
+from lagwise.encodings.shared import Shared
 from lagwise.ops.lowering import flat, lower
 
 pytestmark = [
@@ -32,6 +34,23 @@ def call_of(*tables, by_token=False):
 def test_operators_pass_the_operator_check(name, tables, by_token):
     """Also where the heads of a token lie side by side: what is traced has to lie as what is computed."""
     torch.library.opcheck(getattr(torch.ops.lagwise, name).default, call_of(*tables, by_token=by_token))
+
+
+def test_the_operator_of_shared_values_passes_the_operator_check():
+    shared = Shared(torch.tensor([1, 0, 1, 2]), count=3, device="cpu")
+    weight = torch.randn(2, 3, requires_grad=True)
+    torch.library.opcheck(torch.ops.lagwise.gather.default, (weight, shared.place, shared.lags, shared.starts))
+
+
+@pytest.mark.parametrize("name", ["none", "t5", "shaw", "huang4", "rotary"])
+def test_torch_can_keep_what_it_compiles(name):
+    """Its cache takes no program with a function of autograd: each start of a program would compile anew."""
+    torch._dynamo.reset()
+    encoding, counter = make_encoding(name), CompileCounterWithBackend("eager")
+    compiled = torch.compile(lambda q: lagwise.attention(q, q, q, encoding), fullgraph=True, backend=counter)
+    compiled(torch.randn(1, 4, 200, 8, requires_grad=True))
+    targets = [str(node.target) for graph in counter.graphs for node in graph.graph.nodes]
+    assert targets and not any("autograd_function" in target for target in targets)
 
 
 @pytest.mark.parametrize("impl", ["dense", "blockwise", "split"])
@@ -72,8 +91,6 @@ def check_compiled(impl, name, heads, times):
 @pytest.mark.parametrize("name", ["none", "t5", "huang4", "kerple", "rotary"])
 @pytest.mark.parametrize("impl", ["blockwise", "split"])
 def test_lengths_do_not_recompile(name, impl):
-    from torch._dynamo.testing import CompileCounterWithBackend
-
     torch._dynamo.reset()
     encoding = make_encoding(name)
     counter = CompileCounterWithBackend("aot_eager")
