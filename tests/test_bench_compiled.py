@@ -70,7 +70,7 @@ def test_a_gpu_has_cuda_graphs_and_the_encoder_of_the_goals():
     assert bench.modes_on(GPU) == ["eager", "compile", "dynamic", "reduce-overhead"]
     case = bench.depth_of("huang4", "compile", GPU)
     assert (case.batch, case.heads, case.time, case.head_dim, case.layers) == (16, 12, 512, 64, 12)
-    assert case.options == {"max_lag": 128} and case.other_lengths == (384, 256)
+    assert case.options == {"max_lag": 128} and case.other_lengths == (448, 384)
 
 
 def test_breaks_are_counted_and_encoders_that_fail_say_why(tmp_path, monkeypatch):

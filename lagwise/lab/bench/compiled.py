@@ -55,7 +55,7 @@ class Depth:
     @property
     def other_lengths(self) -> tuple[int, int]:
         """Two more lengths that an encoder is trained on, to see whether it is compiled again."""
-        return self.time * 3 // 4, self.time // 2
+        return self.time * 7 // 8, self.time * 3 // 4
 
 
 SIZES = {
