@@ -130,3 +130,24 @@ def test_twelve_layers_train_as_one_graph_at_any_length(name, dynamic, first):
         for time in (163, 201):
             assert_gradients_within_budget(model, compiled, torch.randn(2, time, model.dim))
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("name", ["t5", "huang4"])
+def test_padded_and_packed_batches_do_not_compile_again_for_a_length(name):
+    masks = {
+        "lengths": lambda time: {"lengths": torch.tensor([time, time // 2])},
+        "key_mask": lambda time: {"key_mask": torch.rand(2, time) < 0.5},
+        "cu_seqlens": lambda time: {"cu_seqlens": torch.tensor([0, time // 3, time]), "max_seqlen": time - time // 3},
+    }
+    model = lagwise.nn.Encoder(16, layers=1, heads=2, encoding=make_encoding(name, heads=2))
+    for option, make in masks.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+
+        def train(time, option=option, make=make, compiled=compiled):
+            compiled(torch.randn(1 if option == "cu_seqlens" else 2, time, model.dim), **make(time)).sum().backward()
+
+        train(150)
+        train(160)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            train(190)
