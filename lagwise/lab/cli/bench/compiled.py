@@ -31,7 +31,7 @@ def command(
     """Compare training of a deep encoder eagerly, under torch.compile, and in CUDA graphs.
 
         lagwise bench compiled
-        lagwise bench compiled --mode eager --mode reduce-overhead --no-lengths
+        lagwise bench compiled --mode eager --no-lengths
         lagwise bench compiled --encoding shaw --mode compile
 
     Twelve layers of width 768 on 16 sequences of 512 tokens (a smaller encoder on a CPU); a step is forward, backward and AdamW.
