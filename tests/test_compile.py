@@ -44,7 +44,7 @@ def test_the_operator_of_shared_values_passes_the_operator_check():
 
 @pytest.mark.parametrize("name", ["none", "t5", "shaw", "huang4", "rotary"])
 def test_torch_can_keep_what_it_compiles(name):
-    """Its cache takes no program with a function of autograd: each start of a program would compile anew."""
+    """Its cache of autograd graphs takes none with a function of autograd: each start of a program would trace it anew."""
     torch._dynamo.reset()
     encoding, counter = make_encoding(name), CompileCounterWithBackend("eager")
     compiled = torch.compile(lambda q: lagwise.attention(q, q, q, encoding), fullgraph=True, backend=counter)

@@ -49,7 +49,7 @@ GATHER = Operator(
     outputs=lambda weight, place, *_: [weight.new_empty(weight.shape[0], place.shape[0])],
     derivative=derivative,
 )  # fmt: skip
-"""The same for compilers: torch keeps no compiled program that has a function of autograd."""
+"""The same for compilers: torch's cache of autograd graphs takes none that has a function of autograd."""
 
 
 class Shared(nn.Module):
