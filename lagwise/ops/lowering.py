@@ -95,6 +95,9 @@ def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
     tables = terms.tables()
     slopes = (terms.bias.slopes if terms.bias is not None else None) or (None, None)
     call = call.with_key_mask(k.shape[2])
+    if call.seed is not None and call.dropout == 0.0:
+        # Nobody reads it any more, and it would be saved for the backward pass.
+        call = replace(call, seed=None)
     if isinstance(call.query_start, Tensor):
         call = replace(call, query_start=call.query_start.expand(q.shape[0]).clone())
     return Lowered(

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lagwise.call import Call
 from lagwise.noise import KEEP_BITS
