@@ -33,6 +33,8 @@ from lagwise.ops.spe.recipes import Filters
 ROOM, FEWEST, MOST = 4, 256, 4096
 # Numbers of a tile [batch, tokens, realizations] that a program holds in registers, and the most rows of the batch at once.
 HELD, ROWS = 4096, 32
+# Tokens that a program of the gradients of inputs has one after the other.
+STEPS = 16
 # Tokens of a block, and the most blocks of noise that a block of tokens may meet: their squares lie in shared memory.
 SIZE, BLOCKS = 64, 4
 # The most draws, times realizations, that a tile of the gradient meets at once, and the programs that keep a large GPU busy.
@@ -41,13 +43,13 @@ WIDEST, PROGRAMS = 16384, 1024
 
 @triton.jit
 def places(X, token, row, heads, head, times, x_batch, x_head, x_time, count, batches):
-    """Returns where the rows [BATCH, TOKENS, 1] of x begin, their numbers among rows without gaps, and which of them exist.
+    """Returns where rows of x begin, their numbers among rows without gaps, and which of them exist.
 
     Tokens are counted over the whole batch where each row of it has codes of its own.
     """
     there = (token < count) & (row < batches)
-    token, row = tl.where(there, token, 0).to(tl.int64), tl.where(there, row, 0).to(tl.int64)
-    batch, time = row + token // times, token % times
+    token, row = tl.where(there, token, 0), tl.where(there, row, 0)
+    batch, time = (row + token // times).to(tl.int64), (token % times).to(tl.int64)
     return X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time, (batch * heads + head) * times + time, there
 
 
@@ -75,29 +77,26 @@ def features_kernel(
 @triton.jit(do_not_specialize=["skipped"])
 def inputs_kernel(
     X, Dx, Dy, Codes, heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale,
-    UNROLLED: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
+    BATCH: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of x, [batch, heads, times, channels], and that of the codes over the codes."""
-    tiles = tokens // TOKENS
-    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    token, row = (tile * TOKENS + tl.arange(0, TOKENS))[None, :, None], tl.arange(0, BATCH)[:, None, None]
-    r = tl.arange(0, REALIZATIONS)[None, None, :]
-    Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
-    Met = Codes + (head.to(tl.int64) * channels * tokens + token) * REALIZATIONS + r
-    # What does not exist has no gradient, and gives none to the codes.
-    dy = tl.load(Dy + place * realizations + r, mask=there & (r < realizations), other=0.0).to(tl.float32) * scale
-    Out = Dx + place * channels + tl.arange(0, UNROLLED)[None, None, :]
-    for _ in range(0, channels, UNROLLED):
-        found = ()
-        for step in tl.static_range(UNROLLED):
-            codes = tl.load(Met + step * tokens * REALIZATIONS)
-            found += (tl.sum(dy * codes, 2),)
-            tl.store(Met + step * tokens * REALIZATIONS, tl.sum(gather(Own + step) * dy, 0, keep_dims=True))
-        dx = tl.join(tl.join(found[0], found[2]), tl.join(found[1], found[3])) if UNROLLED == 4 else found[0]
-        tl.store(Out, tl.reshape(dx, [BATCH, TOKENS, UNROLLED]).to(Dx.dtype.element_ty), mask=there)
-        Own += UNROLLED
-        Out += UNROLLED
-        Met += UNROLLED * tokens * REALIZATIONS
+    """Writes the gradient of x, [batch, heads, times, channels], and that of the codes over the codes.
+
+    A program has some channels of some tokens, one after the other: their codes meet all rows of the batch by products.
+    """
+    tiles, blocks = tokens // TOKENS, tl.cdiv(channels, CHANNELS)
+    tile, block, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles % blocks, tl.program_id(0) // (tiles * blocks)
+    channel, row, r = block * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, BATCH), tl.arange(0, REALIZATIONS)
+    known, used = (channel < channels)[:, None], (r < realizations)[None, :]
+    Met = Codes + (head.to(tl.int64) * channels + channel)[:, None] * tokens * REALIZATIONS + r[None, :]
+    for token in range(tile * TOKENS, (tile + 1) * TOKENS):
+        Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
+        codes = tl.load(Met + token * REALIZATIONS, mask=known, other=0.0)
+        # What does not exist has no gradient, and gives none to the codes.
+        dy = tl.load(Dy + place[:, None] * realizations + r[None, :], mask=there[:, None] & used, other=0.0).to(tl.float32) * scale
+        x = tl.load(Own[None, :] + channel[:, None], mask=there[None, :] & known, other=0.0).to(tl.float32)
+        dx = tl.dot(codes, tl.trans(dy), input_precision="tf32x3")
+        tl.store(Dx + place[None, :] * channels + channel[:, None], dx.to(Dx.dtype.element_ty), mask=there[None, :] & known)
+        tl.store(Met + token * REALIZATIONS, tl.dot(x, dy, input_precision="tf32x3"), mask=known)
 
 
 @triton.jit
@@ -157,6 +156,7 @@ class ConvPlan:
         self.leads = math.prod(lead_sizes)
         rows = min(triton.next_power_of_2(self.rows), ROWS)
         self.tile = min(16, max(1, HELD // (rows * self.width)))
+        self.together = max(16, min(triton.next_power_of_2(channels), HELD // self.width))
         self.arguments: dict[str, Any] = dict(
             Positions=positions.contiguous() if given else x, Seed=recipe.seed, Taps=filters, Gate=gates[0] if gates else filters,
             side=side, heads=heads, times=times, channels=channels, realizations=recipe.realizations, count=self.count,
@@ -238,9 +238,14 @@ class Piece:
     def gradients(self, room: Room, dy: Tensor, dx: Tensor, dbands: Tensor, dlevels: Tensor, more: bool) -> None:
         """Writes the piece's gradient of x, and its part of those of bands and levels; `more` adds it to what is there."""
         self.codes(room)
-        plan, heads = self.plan, self.arguments["heads"]
-        arguments = {**self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes, "TOKENS": plan.tile}
-        run(inputs_kernel, (plan.tokens // plan.tile, heads), arguments, 4, 2)
+        plan = self.plan
+        # The least rows of a matrix product are 16.
+        arguments = {
+            **self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes,
+            "BATCH": max(16, self.arguments["BATCH"]), "CHANNELS": plan.together, "TOKENS": STEPS,
+        }  # fmt: skip
+        blocks = triton.cdiv(self.arguments["channels"], plan.together)
+        run(inputs_kernel, (plan.tokens // STEPS, blocks, self.arguments["heads"]), arguments, 4, 3)
         groups = len(dbands) // (plan.channels * plan.leads)
         arguments = {
             **self.arguments, "DCodes": room.codes, "Noise": room.noise, "DBands": dbands, "DLevel": dlevels, "groups": groups,
