@@ -5,7 +5,8 @@
     dx[b, t, d] = sum_r dy[b, t, r] code_d(t)[r] / sqrt(R)
     dtaps_dp = sum_tr dcode_d(t)[r] z_d(t + p)[r]                       dcode_d(t)[r] = sum_b x[b, t, d] dy[b, t, r] / sqrt(R)
 
-The gradient of a code is written over the code. Codes come from conv_lines.py or conv_tiles.py, by what is known of positions.
+The gradient of a code is written over the code, as the sum of two float16 numbers, by the size of its row. Codes come from
+conv_lines.py or conv_tiles.py, by what is known of positions.
 """
 
 # Triton's language is not typed as Python is.
@@ -23,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.tiles import DIRECT, gather
+from lagwise.ops.kernels.rng import GATE_STEP, UNIT, channel_state, in_two, numbers
+from lagwise.ops.kernels.tiles import gather
 from lagwise.ops.spe.conv_lines import line_codes_kernel, line_taps_kernel, noise_kernel
 from lagwise.ops.spe.conv_tiles import keep_of, level_of, tile_codes_kernel, tile_taps_kernel
 from lagwise.ops.spe.recipes import Filters
@@ -35,6 +37,8 @@ ROOM, FEWEST, MOST = 4, 256, 4096
 HELD, ROWS = 4096, 32
 # Tokens that a program of the gradients of inputs has one after the other.
 STEPS = 16
+# The least number that rows of gradients are divided by.
+LEAST = tl.constexpr(1e-30)
 # Tokens of a block, and the most blocks of noise that a block of tokens may meet: their squares lie in shared memory.
 SIZE, BLOCKS = 64, 4
 # The most draws, times realizations, that a tile of the gradient meets at once, and the programs that keep a large GPU busy.
@@ -74,35 +78,56 @@ def features_kernel(
     tl.store(Y + place * realizations + r, (y * scale).to(Y.dtype.element_ty), mask=there & (r < realizations))
 
 
-@triton.jit(do_not_specialize=["skipped"])
+@triton.jit(do_not_specialize=["skipped", "more"])
 def inputs_kernel(
-    X, Dx, Dy, Codes, heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale,
-    BATCH: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
+    X, Dx, Dy, Codes, Halves, Sizes, DLevels, Seed,
+    heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale, gate_heads, more,
+    GATE: tl.constexpr, BATCH: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of x, [batch, heads, times, channels], and that of the codes over the codes.
+    """Writes the gradient of x, [batch, heads, times, channels], that of the codes over the codes, and its part of the levels'.
 
-    A program has some channels of some tokens, one after the other: their codes meet all rows of the batch by products.
+    A program has some channels of some tokens, one after the other: their codes meet all rows of the batch by products. The
+    gradients of a row of codes are two float16 numbers for each float32 of a code, and the size by which both were divided.
+    `more` adds the levels' part, [heads, channels, tiles], to what is there.
     """
     tiles, blocks = tokens // TOKENS, tl.cdiv(channels, CHANNELS)
     tile, block, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles % blocks, tl.program_id(0) // (tiles * blocks)
     channel, row, r = block * CHANNELS + tl.arange(0, CHANNELS), tl.arange(0, BATCH), tl.arange(0, REALIZATIONS)
     known, used = (channel < channels)[:, None], (r < realizations)[None, :]
-    Met = Codes + (head.to(tl.int64) * channels + channel)[:, None] * tokens * REALIZATIONS + r[None, :]
+    at = (head.to(tl.int64) * channels + channel) * tokens
+    Met, Half = Codes + at[:, None] * REALIZATIONS + r[None, :], Halves + at[:, None] * (2 * REALIZATIONS) + r[None, :]
+    total = tl.zeros([CHANNELS, REALIZATIONS], tl.float32)
     for token in range(tile * TOKENS, (tile + 1) * TOKENS):
         Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
         codes = tl.load(Met + token * REALIZATIONS, mask=known, other=0.0)
         # What does not exist has no gradient, and gives none to the codes.
-        dy = tl.load(Dy + place[:, None] * realizations + r[None, :], mask=there[:, None] & used, other=0.0).to(tl.float32) * scale
+        dy = (
+            tl.load(Dy + place[:, None] * realizations + r[None, :], mask=there[:, None] & used, other=0.0).to(tl.float32) * scale
+        )
         x = tl.load(Own[None, :] + channel[:, None], mask=there[None, :] & known, other=0.0).to(tl.float32)
         dx = tl.dot(codes, tl.trans(dy), input_precision="tf32x3")
         tl.store(Dx + place[None, :] * channels + channel[:, None], dx.to(Dx.dtype.element_ty), mask=there[None, :] & known)
-        tl.store(Met + token * REALIZATIONS, tl.dot(x, dy, input_precision="tf32x3"), mask=known)
+        dcodes = tl.dot(x, dy, input_precision="tf32x3")
+        if GATE:
+            total += dcodes
+        size = tl.maximum(tl.max(tl.abs(dcodes), 1), LEAST) * UNIT
+        first, second = in_two(dcodes * (1.0 / size)[:, None])
+        # All threads have read their codes.
+        tl.debug_barrier()
+        tl.store(Half + token * 2 * REALIZATIONS, first, mask=known)
+        tl.store(Half + token * 2 * REALIZATIONS + REALIZATIONS, second, mask=known)
+        tl.store(Sizes + at + token, size, mask=channel < channels)
+    if GATE:
+        gate = numbers(channel_state(Seed, GATE_STEP, head + gate_heads, channel), REALIZATIONS)
+        Level = DLevels + (head * channels + channel) * tiles + tile
+        before = tl.load(Level, mask=(channel < channels) & (more > 0), other=0.0)
+        tl.store(Level, before + tl.sum(total * gate, 1), mask=channel < channels)
 
 
 @triton.jit
 def finish_kernel(
     Filters, Gate, QueryBands, KeyBands, QueryLevels, KeyLevels, DFilters, DGate,
-    programs, taps, leads, query_groups, key_groups,
+    programs, taps, leads, query_groups, key_groups, query_tiles, key_tiles,
     GATE: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums the gradients of a channel's bands along their diagonals, and writes those of its filters and of its gate."""
@@ -111,9 +136,9 @@ def finish_kernel(
     shrunk, dlevel = tl.zeros([BLOCK], tl.float64), tl.zeros([1], tl.float64)
     for side in tl.static_range(2):
         if side == 0:
-            Bands, Levels, groups = QueryBands, QueryLevels, query_groups
+            Bands, Levels, groups, tiles = QueryBands, QueryLevels, query_groups, query_tiles
         else:
-            Bands, Levels, groups = KeyBands, KeyLevels, key_groups
+            Bands, Levels, groups, tiles = KeyBands, KeyLevels, key_groups, key_tiles
         for line in range(leads):
             for first in range(0, taps, BLOCK):
                 tap = first + tl.arange(0, BLOCK)
@@ -126,8 +151,9 @@ def finish_kernel(
                 tl.store(DFilters + own, (total * keep).to(DFilters.dtype.element_ty), mask=tap < taps)
                 shrunk += total * tl.load(Filters + own, mask=tap < taps, other=0.0)
         if GATE:
-            for group in range(groups):
-                dlevel += tl.load(Levels + at * groups + group)
+            for first in range(0, tiles, BLOCK):
+                tile = first + tl.arange(0, BLOCK)
+                dlevel += tl.sum(tl.load(Levels + at * tiles + tile, mask=tile < tiles, other=0.0).to(tl.float64), 0)
     if GATE:
         # The derivatives of sqrt(1 - delta) and sqrt(delta) by the gate.
         dgate = 0.5 * keep * level * (keep * dlevel - level * tl.sum(shrunk, 0))
@@ -184,15 +210,15 @@ class ConvPlan:
 
 
 class Room:
-    """Memory for the codes of a piece, and for the noise that they meet, which queries and keys share."""
+    """Memory for the codes of a piece and the sizes of their gradients, and for the noise, which queries and keys share."""
 
-    def __init__(self, plans: Sequence[ConvPlan], kind: torch.dtype):
+    def __init__(self, plans: Sequence[ConvPlan], *, gradients: bool):
         numbers = [plan.channels * plan.width for plan in plans]
         device = plans[0].x.device
         self.codes = torch.empty(max(n * plan.tokens for n, plan in zip(numbers, plans, strict=True)), device=device)
         rows = [plan.tokens + plan.reached - SIZE if plan.line else 0 for plan in plans]
-        kind = kind if DIRECT.value else torch.float32
-        self.noise = torch.empty(max(n * row for n, row in zip(numbers, rows, strict=True)), device=device, dtype=kind)
+        self.noise = torch.empty(max(n * row for n, row in zip(numbers, rows, strict=True)), device=device, dtype=torch.float16)
+        self.sizes = torch.empty(max(plan.channels * plan.tokens for plan in plans) if gradients else 0, device=device)
         self.held: tuple[int, int] | None = None
 
     def fill(self, plan: ConvPlan, start: int) -> None:
@@ -241,16 +267,14 @@ class Piece:
         plan = self.plan
         # The least rows of a matrix product are 16.
         arguments = {
-            **self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes,
+            **self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes, "Halves": room.codes.view(torch.float16),
+            "Sizes": room.sizes, "DLevels": dlevels, "Noise": room.noise, "DBands": dbands, "more": int(more),
             "BATCH": max(16, self.arguments["BATCH"]), "CHANNELS": plan.together, "TOKENS": STEPS,
         }  # fmt: skip
         blocks = triton.cdiv(self.arguments["channels"], plan.together)
         run(inputs_kernel, (plan.tokens // STEPS, blocks, self.arguments["heads"]), arguments, 4, 3)
         groups = len(dbands) // (plan.channels * plan.leads)
-        arguments = {
-            **self.arguments, "DCodes": room.codes, "Noise": room.noise, "DBands": dbands, "DLevel": dlevels, "groups": groups,
-            "more": int(more), "TOKENS": plan.size,
-        }  # fmt: skip
+        arguments |= {"groups": groups, "TOKENS": plan.size}
         if plan.line:
             run(line_taps_kernel, (groups, plan.channels), arguments, 4, 3)
         else:
@@ -267,7 +291,7 @@ def forward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]]) -> li
     """Returns the features of queries and keys, given with their positions or the first of consecutive ones."""
     plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
     found = [x.new_empty(*x.shape[:3], recipe.realizations) for x, _ in sides]
-    room = Room(plans, torch.float16)
+    room = Room(plans, gradients=False)
     for side, _, piece in in_turns(plans):
         piece.features(room, found[side])
     return found
@@ -277,21 +301,22 @@ def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]], dout
     """Returns the gradients of queries, keys and what is learned."""
     plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
     douts, dinputs = [dy.contiguous() for dy in douts], [x.new_empty(x.shape) for x, _ in sides]
-    # Gradients are products with three bfloat16 numbers, which have the range of float32.
-    room, device = Room(plans, torch.bfloat16), douts[0].device
+    room, device = Room(plans, gradients=True), douts[0].device
     groups = [plan.groups(PROGRAMS // 2) for plan in plans]
     dbands = [
         torch.empty(plan.channels * plan.leads * own, plan.size, plan.reached, device=device)
         for plan, own in zip(plans, groups, strict=True)
     ]
-    dlevels = [torch.empty(plan.channels * own, device=device) for plan, own in zip(plans, groups, strict=True)]
+    tiles = [plan.tokens // STEPS for plan in plans]
+    dlevels = [torch.empty(plan.channels * own, device=device) for plan, own in zip(plans, tiles, strict=True)]
     for side, number, piece in in_turns(plans):
         piece.gradients(room, douts[side], dinputs[side], dbands[side], dlevels[side], more=number > 0)
     found, plan = [p.new_empty(p.shape) for p in recipe.learned], plans[0]
     arguments = {
         **plan.arguments, "Filters": plan.arguments["Taps"], "QueryBands": dbands[0], "KeyBands": dbands[1],
         "QueryLevels": dlevels[0], "KeyLevels": dlevels[1], "DFilters": found[0], "DGate": found[-1],
-        "programs": plan.channels, "query_groups": groups[0], "key_groups": groups[1], "TOKENS": plan.size,
+        "programs": plan.channels, "query_groups": groups[0], "key_groups": groups[1],
+        "query_tiles": tiles[0], "key_tiles": tiles[1], "TOKENS": plan.size,
         "WIDTH": plan.reached, "BLOCK": min(128, triton.next_power_of_2(plan.arguments["taps"])),
     }  # fmt: skip
     run(finish_kernel, (plan.channels,), arguments, 4, 1)

@@ -12,9 +12,9 @@ each block of noise once, too, and adds it to the codes of all blocks of tokens 
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, exact_product, in_three, in_two, numbers
-from lagwise.ops.kernels.tiles import DIRECT, next_state
-from lagwise.ops.spe.conv_tiles import band_of, gate_share, keep_of, level_share
+from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.tiles import next_state
+from lagwise.ops.spe.conv_tiles import band_of, halves_at, keep_of, level_share
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -29,28 +29,6 @@ def noise_kernel(Noise, Seed, channels, rows, start, ROWS: tl.constexpr, REALIZA
     tl.store(Out, made.to(Noise.dtype.element_ty))
 
 
-@triton.jit
-def parts_of(a, kind: tl.constexpr):
-    """Writes float32 numbers as a sum of two float16 or three bfloat16 numbers, by the type of the noise; the smallest first."""
-    if not DIRECT:
-        return (a,)
-    elif kind == tl.float16:
-        first, second = in_two(a)
-        return second, first
-    else:
-        first, second, third = in_three(a)
-        return third, second, first
-
-
-@triton.jit
-def product_of(parts, noise):
-    """Returns the product of a sum of parts with noise."""
-    found = tl.dot(parts[0], noise, input_precision="ieee")
-    for part in tl.static_range(1, len(parts)):
-        found = tl.dot(parts[part], noise, found, input_precision="ieee")
-    return found
-
-
 @triton.jit(do_not_specialize=["side"])
 def line_codes_kernel(
     Codes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
@@ -63,10 +41,9 @@ def line_codes_kernel(
     begin, end = group * share, tl.minimum((group + 1) * share, blocks)
     t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
     keep = keep_of(Gate, at, GATE) * LARGER
-    kind: tl.constexpr = Noise.dtype.element_ty
     squares = ()
     for block in tl.static_range(BLOCKS):
-        squares += (parts_of(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE) * keep, kind),)
+        squares += (in_two(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE) * keep),)
     constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     row = t[:, None] * REALIZATIONS + r[None, :]
     Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
@@ -77,46 +54,39 @@ def line_codes_kernel(
         sums += (tl.zeros([SIZE, REALIZATIONS], tl.float32),)
     for step in range(begin, end + BLOCKS - 1):
         noise = tl.load(Met + step * SIZE * REALIZATIONS)
-        codes = (sums[BLOCKS - 2] + product_of(squares[BLOCKS - 1], noise)) * UNIT + constant[None, :]
+        codes = (sums[BLOCKS - 2] + sum_product(squares[BLOCKS - 1][0], squares[BLOCKS - 1][1], noise)) * UNIT + constant[None, :]
         # The first steps belong to blocks before the group, whose codes are not whole.
         done = step - (BLOCKS - 1)
         tl.store(Out + done * SIZE * REALIZATIONS, codes, mask=row * 0 + done >= begin)
-        newer = (product_of(squares[0], noise),)
+        newer = (sum_product(squares[0][0], squares[0][1], noise),)
         for block in tl.static_range(1, BLOCKS - 1):
-            newer += (sums[block - 1] + product_of(squares[block], noise),)
+            newer += (sums[block - 1] + sum_product(squares[block][0], squares[block][1], noise),)
         sums = newer
 
 
 @triton.jit(do_not_specialize=["more"])
 def line_taps_kernel(
-    DCodes, Noise, Gate, Seed, DBands, DLevel, channels, tokens, groups, gate_heads, more,
-    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
+    Halves, Sizes, Noise, DBands, tokens, groups, more, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], and of its level, over a group of blocks.
-
-    With `more` they are added to what is there.
-    """
+    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], over a group of blocks; `more` adds it to what is there."""
     program = tl.program_id(0)
     group, at = program % groups, program // groups
     blocks = tokens // SIZE
     share = tl.cdiv(blocks, groups)
     t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
-    row = t[:, None] * REALIZATIONS + r[None, :]
-    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
-    Given = DCodes + at.to(tl.int64) * tokens * REALIZATIONS + row
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + t[:, None] * REALIZATIONS + r[None, :]
     Out = DBands + program.to(tl.int64) * SIZE * BLOCKS * SIZE + t[:, None] * (BLOCKS * SIZE) + t[None, :]
     sums = ()
     for block in tl.static_range(BLOCKS):
         sums += (tl.load(Out + block * SIZE, mask=t[None, :] + more * SIZE >= SIZE, other=0.0),)
-    total = tl.zeros([REALIZATIONS], tl.float32)
     for step in range(group * share, tl.minimum((group + 1) * share, blocks)):
-        dcodes = tl.load(Given + step * SIZE * REALIZATIONS)
-        total += tl.sum(dcodes, 0)
+        row = at.to(tl.int64) * tokens + step * SIZE + t
+        first, second = halves_at(Halves, row, r, REALIZATIONS)
+        sizes = tl.load(Sizes + row)[:, None]
         newer = ()
         for block in tl.static_range(BLOCKS):
             noise = tl.load(Met + (step + block) * SIZE * REALIZATIONS)
-            newer += (exact_product(dcodes, tl.trans(noise), sums[block]),)
+            newer += (sums[block] + sum_product(first, second, tl.trans(noise)) * sizes,)
         sums = newer
     for block in tl.static_range(BLOCKS):
         tl.store(Out + block * SIZE, sums[block])
-    gate_share(DLevel, Seed, program, at, channels, gate_heads, total, more, GATE, REALIZATIONS)

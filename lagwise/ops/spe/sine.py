@@ -24,7 +24,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers
+from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
 from lagwise.ops.spe.recipes import Sines
 
@@ -188,7 +188,9 @@ def largest(x, axis: tl.constexpr):
 
 
 @triton.jit
-def block_of(Positions, times, heads, positions_batch, start, CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr):
+def block_of(
+    Positions, times, heads, positions_batch, start, CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr
+):
     """Returns head, first row of the batch, and times of a program's tokens, which of these exist, and their positions."""
     program, blocks = tl.program_id(0), tl.cdiv(times, TOKENS)
     head, tile = program % heads, program // heads
@@ -240,8 +242,7 @@ def features_kernel(
             x = gather(Own[step][:, None] + kept[None, :])
             first, second = in_two(x * (1.0 / sizes_of_rows[step] * LARGER)[:, None] * weights)
             # Long sums within matrix units would lose bits.
-            part = tl.dot(second, draws, input_precision="ieee")
-            newer += (sums[step] + tl.dot(first, draws, part, input_precision="ieee"),)
+            newer += (sums[step] + sum_product(first, second, draws),)
         sums = newer
     for step in tl.static_range(BATCH):
         place = (kept_row(row + step, batches) * heads + head) * times + time
@@ -290,12 +291,14 @@ def gradient_kernel(
         own = base + tl.arange(0, CHANNELS)
         for step in tl.static_range(BATCH):
             first, second = parts[step]
-            da = tl.dot(first, draws, tl.dot(second, draws, input_precision="ieee"), input_precision="ieee")
+            da = sum_product(first, second, draws)
             dcos, dsin = tl.split(tl.reshape(da, [TOKENS, CHANNELS * WAVES, 2]))
             unit = (mosts[step] * UNIT)[:, None]
             dx = tl.sum(tl.reshape((cos * dcos + sin * dsin) * sizes, [TOKENS, CHANNELS, WAVES]), 2) * unit
             tl.store(
-                Out[step][:, None] + own[None, :], dx.to(Dx.dtype.element_ty), mask=exist[step][:, None] & (own < channels)[None, :]
+                Out[step][:, None] + own[None, :],
+                dx.to(Dx.dtype.element_ty),
+                mask=exist[step][:, None] & (own < channels)[None, :],
             )
             x = tl.where(exist[step][:, None], gather(Own[step][:, None] + kept[None, :]), 0.0) * unit
             all_cos += x * dcos
@@ -375,10 +378,7 @@ def prepare(recipe: Sines) -> Prepared:
     heads, channels, waves, device = arguments["heads"], arguments["channels"], arguments["waves"], recipe.seed.device
     turns, shifts = (torch.empty(*some, heads, channels, waves, dtype=torch.int64, device=device) for some in ((), (2,)))
     numbers = torch.empty(heads * channels * waves + 1, device=device)
-    draws = torch.empty(
-        heads, channels, arguments["ROWS"], recipe.realizations, device=device,
-        dtype=torch.float16 if DIRECT.value else torch.float32,
-    )  # fmt: skip
+    draws = torch.empty(heads, channels, arguments["ROWS"], recipe.realizations, device=device, dtype=torch.float16)
     prepared = Prepared(turns, shifts, numbers[:-1].view(heads, channels, waves), numbers[-1:], draws)
     results = {"Turns": turns, "Shifts": shifts, "Sizes": prepared.sizes, "Largest": prepared.largest, "Draws": draws}
     run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 1024}, 4, 1)
