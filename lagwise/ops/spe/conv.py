@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import GATE_STEP, UNIT, channel_state, in_two, numbers
+from lagwise.ops.kernels.rng import UNIT, in_two
 from lagwise.ops.kernels.tiles import gather
 from lagwise.ops.spe.conv_lines import line_codes_kernel, line_taps_kernel, noise_kernel
 from lagwise.ops.spe.conv_tiles import keep_of, level_of, tile_codes_kernel, tile_taps_kernel
@@ -78,17 +78,16 @@ def features_kernel(
     tl.store(Y + place * realizations + r, (y * scale).to(Y.dtype.element_ty), mask=there & (r < realizations))
 
 
-@triton.jit(do_not_specialize=["skipped", "more"])
+@triton.jit(do_not_specialize=["skipped"])
 def inputs_kernel(
-    X, Dx, Dy, Codes, Halves, Sizes, DLevels, Seed,
-    heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale, gate_heads, more,
-    GATE: tl.constexpr, BATCH: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
+    X, Dx, Dy, Codes, Halves, Sizes,
+    heads, times, channels, realizations, batches, tokens, skipped, count, x_batch, x_head, x_time, scale,
+    BATCH: tl.constexpr, CHANNELS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of x, [batch, heads, times, channels], that of the codes over the codes, and its part of the levels'.
+    """Writes the gradient of x, [batch, heads, times, channels], and that of the codes over the codes.
 
     A program has some channels of some tokens, one after the other: their codes meet all rows of the batch by products. The
     gradients of a row of codes are two float16 numbers for each float32 of a code, and the size by which both were divided.
-    `more` adds the levels' part, [heads, channels, tiles], to what is there.
     """
     tiles, blocks = tokens // TOKENS, tl.cdiv(channels, CHANNELS)
     tile, block, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles % blocks, tl.program_id(0) // (tiles * blocks)
@@ -96,7 +95,6 @@ def inputs_kernel(
     known, used = (channel < channels)[:, None], (r < realizations)[None, :]
     at = (head.to(tl.int64) * channels + channel) * tokens
     Met, Half = Codes + at[:, None] * REALIZATIONS + r[None, :], Halves + at[:, None] * (2 * REALIZATIONS) + r[None, :]
-    total = tl.zeros([CHANNELS, REALIZATIONS], tl.float32)
     for token in range(tile * TOKENS, (tile + 1) * TOKENS):
         Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
         codes = tl.load(Met + token * REALIZATIONS, mask=known, other=0.0)
@@ -108,26 +106,18 @@ def inputs_kernel(
         dx = tl.dot(codes, tl.trans(dy), input_precision="tf32x3")
         tl.store(Dx + place[None, :] * channels + channel[:, None], dx.to(Dx.dtype.element_ty), mask=there[None, :] & known)
         dcodes = tl.dot(x, dy, input_precision="tf32x3")
-        if GATE:
-            total += dcodes
         size = tl.maximum(tl.max(tl.abs(dcodes), 1), LEAST) * UNIT
         first, second = in_two(dcodes * (1.0 / size)[:, None])
-        # All threads have read their codes.
-        tl.debug_barrier()
+        # The product has waited for all codes of the token.
         tl.store(Half + token * 2 * REALIZATIONS, first, mask=known)
         tl.store(Half + token * 2 * REALIZATIONS + REALIZATIONS, second, mask=known)
         tl.store(Sizes + at + token, size, mask=channel < channels)
-    if GATE:
-        gate = numbers(channel_state(Seed, GATE_STEP, head + gate_heads, channel), REALIZATIONS)
-        Level = DLevels + (head * channels + channel) * tiles + tile
-        before = tl.load(Level, mask=(channel < channels) & (more > 0), other=0.0)
-        tl.store(Level, before + tl.sum(total * gate, 1), mask=channel < channels)
 
 
 @triton.jit
 def finish_kernel(
     Filters, Gate, QueryBands, KeyBands, QueryLevels, KeyLevels, DFilters, DGate,
-    programs, taps, leads, query_groups, key_groups, query_tiles, key_tiles,
+    programs, taps, leads, query_groups, key_groups,
     GATE: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums the gradients of a channel's bands along their diagonals, and writes those of its filters and of its gate."""
@@ -136,9 +126,9 @@ def finish_kernel(
     shrunk, dlevel = tl.zeros([BLOCK], tl.float64), tl.zeros([1], tl.float64)
     for side in tl.static_range(2):
         if side == 0:
-            Bands, Levels, groups, tiles = QueryBands, QueryLevels, query_groups, query_tiles
+            Bands, Levels, groups = QueryBands, QueryLevels, query_groups
         else:
-            Bands, Levels, groups, tiles = KeyBands, KeyLevels, key_groups, key_tiles
+            Bands, Levels, groups = KeyBands, KeyLevels, key_groups
         for line in range(leads):
             for first in range(0, taps, BLOCK):
                 tap = first + tl.arange(0, BLOCK)
@@ -151,9 +141,8 @@ def finish_kernel(
                 tl.store(DFilters + own, (total * keep).to(DFilters.dtype.element_ty), mask=tap < taps)
                 shrunk += total * tl.load(Filters + own, mask=tap < taps, other=0.0)
         if GATE:
-            for first in range(0, tiles, BLOCK):
-                tile = first + tl.arange(0, BLOCK)
-                dlevel += tl.sum(tl.load(Levels + at * tiles + tile, mask=tile < tiles, other=0.0).to(tl.float64), 0)
+            for group in range(groups):
+                dlevel += tl.load(Levels + at * groups + group)
     if GATE:
         # The derivatives of sqrt(1 - delta) and sqrt(delta) by the gate.
         dgate = 0.5 * keep * level * (keep * dlevel - level * tl.sum(shrunk, 0))
@@ -268,7 +257,7 @@ class Piece:
         # The least rows of a matrix product are 16.
         arguments = {
             **self.arguments, "Dy": self.of(dy), "Dx": self.of(dx), "Codes": room.codes, "Halves": room.codes.view(torch.float16),
-            "Sizes": room.sizes, "DLevels": dlevels, "Noise": room.noise, "DBands": dbands, "more": int(more),
+            "Sizes": room.sizes, "DLevel": dlevels, "Noise": room.noise, "DBands": dbands, "more": int(more),
             "BATCH": max(16, self.arguments["BATCH"]), "CHANNELS": plan.together, "TOKENS": STEPS,
         }  # fmt: skip
         blocks = triton.cdiv(self.arguments["channels"], plan.together)
@@ -307,16 +296,14 @@ def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]], dout
         torch.empty(plan.channels * plan.leads * own, plan.size, plan.reached, device=device)
         for plan, own in zip(plans, groups, strict=True)
     ]
-    tiles = [plan.tokens // STEPS for plan in plans]
-    dlevels = [torch.empty(plan.channels * own, device=device) for plan, own in zip(plans, tiles, strict=True)]
+    dlevels = [torch.empty(plan.channels * own, device=device) for plan, own in zip(plans, groups, strict=True)]
     for side, number, piece in in_turns(plans):
         piece.gradients(room, douts[side], dinputs[side], dbands[side], dlevels[side], more=number > 0)
     found, plan = [p.new_empty(p.shape) for p in recipe.learned], plans[0]
     arguments = {
         **plan.arguments, "Filters": plan.arguments["Taps"], "QueryBands": dbands[0], "KeyBands": dbands[1],
         "QueryLevels": dlevels[0], "KeyLevels": dlevels[1], "DFilters": found[0], "DGate": found[-1],
-        "programs": plan.channels, "query_groups": groups[0], "key_groups": groups[1],
-        "query_tiles": tiles[0], "key_tiles": tiles[1], "TOKENS": plan.size,
+        "programs": plan.channels, "query_groups": groups[0], "key_groups": groups[1], "TOKENS": plan.size,
         "WIDTH": plan.reached, "BLOCK": min(128, triton.next_power_of_2(plan.arguments["taps"])),
     }  # fmt: skip
     run(finish_kernel, (plan.channels,), arguments, 4, 1)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import next_state
-from lagwise.ops.spe.conv_tiles import band_of, halves_at, keep_of, level_share
+from lagwise.ops.spe.conv_tiles import ALIKE, band_of, gate_columns, halves_at, keep_of, level_share, store_level
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -66,9 +66,13 @@ def line_codes_kernel(
 
 @triton.jit(do_not_specialize=["more"])
 def line_taps_kernel(
-    Halves, Sizes, Noise, DBands, tokens, groups, more, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr
+    Halves, Sizes, Noise, Seed, DBands, DLevel, channels, tokens, groups, gate_heads, more,
+    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], over a group of blocks; `more` adds it to what is there."""
+    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], and of its level, over a group of blocks.
+
+    With `more` they are added to what is there.
+    """
     program = tl.program_id(0)
     group, at = program % groups, program // groups
     blocks = tokens // SIZE
@@ -79,10 +83,13 @@ def line_taps_kernel(
     sums = ()
     for block in tl.static_range(BLOCKS):
         sums += (tl.load(Out + block * SIZE, mask=t[None, :] + more * SIZE >= SIZE, other=0.0),)
+    gate, levels = gate_columns(Seed, at, channels, gate_heads, GATE, REALIZATIONS), tl.zeros([SIZE, ALIKE], tl.float32)
     for step in range(group * share, tl.minimum((group + 1) * share, blocks)):
         row = at.to(tl.int64) * tokens + step * SIZE + t
         first, second = halves_at(Halves, row, r, REALIZATIONS)
         sizes = tl.load(Sizes + row)[:, None]
+        if GATE:
+            levels += sum_product(first, second, gate) * sizes
         newer = ()
         for block in tl.static_range(BLOCKS):
             noise = tl.load(Met + (step + block) * SIZE * REALIZATIONS)
@@ -90,3 +97,4 @@ def line_taps_kernel(
         sums = newer
     for block in tl.static_range(BLOCKS):
         tl.store(Out + block * SIZE, sums[block])
+    store_level(DLevel, program, levels, more, GATE)

@@ -16,6 +16,8 @@ from lagwise.ops.kernels.tiles import next_state
 
 # A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
 BEFORE = tl.constexpr(1024)
+# The least columns of a matrix product.
+ALIKE = tl.constexpr(16)
 
 
 @triton.jit
@@ -48,6 +50,24 @@ def level_share(Gate, Seed, at, channels, gate_heads, GATE: tl.constexpr, REALIZ
     if not GATE:
         return tl.zeros([REALIZATIONS], tl.float32)
     return tl.sum(gate_numbers(Seed, at, channels, gate_heads, REALIZATIONS), 0) * level_of(Gate, at, GATE)
+
+
+@triton.jit
+def gate_columns(Seed, at, channels, gate_heads, GATE: tl.constexpr, REALIZATIONS: tl.constexpr):
+    """Returns the noise of a channel's gate as columns that are all the same, [REALIZATIONS, ALIKE], for a matrix product."""
+    if not GATE:
+        return tl.zeros([REALIZATIONS, ALIKE], tl.float16)
+    column = tl.trans(gate_numbers(Seed, at, channels, gate_heads, REALIZATIONS))
+    return tl.broadcast_to(column.to(tl.float16), [REALIZATIONS, ALIKE])
+
+
+@triton.jit
+def store_level(DLevel, program, levels, more, GATE: tl.constexpr):
+    """Writes a program's part of the gradient of a channel's level, [tokens, ALIKE]; `more` adds it to what is there."""
+    if GATE:
+        Out = DLevel + program + tl.arange(0, 1)
+        before = tl.load(Out, mask=tl.arange(0, 1) + more > 0, other=0.0)
+        tl.store(Out, before + tl.sum(tl.sum(levels, 0), 0) * (1.0 / ALIKE))
 
 
 @triton.jit
@@ -150,11 +170,12 @@ def tile_codes_kernel(
 
 @triton.jit(do_not_specialize=["start", "skipped", "more"])
 def tile_taps_kernel(
-    Halves, Sizes, Positions, Seed, DBands, channels, tokens, skipped, count, start, leads, lines, rows, columns,
-    groups, windows, more,
-    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
+    Halves, Sizes, Positions, Seed, DBands, DLevel, channels, tokens, skipped, count, start, leads, lines, rows, columns,
+    groups, windows, gate_heads, more,
+    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
+    REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], over a group of tiles.
+    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], and of its level, over a group of tiles.
 
     A program has one line of taps and one window of draws. With `more` the sums are added to what is there.
     """
@@ -165,10 +186,13 @@ def tile_taps_kernel(
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
     Out = DBands + (whole.to(tl.int64) * TOKENS + t[:, None]) * (windows * DRAWS) + place[None, :]
     dbands = tl.load(Out, mask=place[None, :] * 0 + more > 0, other=0.0)
+    gate, levels = gate_columns(Seed, at, channels, gate_heads, GATE, REALIZATIONS), tl.zeros([TOKENS, ALIKE], tl.float32)
     for tile in range(group, tokens // TOKENS, groups):
         row = at.to(tl.int64) * tokens + tile * TOKENS + t
         first, second = halves_at(Halves, row, r, REALIZATIONS)
         sizes = tl.load(Sizes + row)
+        if GATE:
+            levels += sum_product(first, second, gate) * sizes[:, None]
         offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
         while tl.max(left.to(tl.int32), 0) > 0:
             base, run = first_run(left, offset)
@@ -179,3 +203,6 @@ def tile_taps_kernel(
             dbands += found * tl.where(run, sizes, 0.0)[:, None]
             left = left & ~run
     tl.store(Out, dbands)
+    # The level meets each token once: what other lines and windows of the channel find is the same.
+    if (lead == 0) & (window == 0):
+        store_level(DLevel, at * groups + group, levels, more, GATE)
