@@ -99,9 +99,8 @@ def inputs_kernel(
         Own, place, there = places(X, skipped + token, row, heads, head, times, x_batch, x_head, x_time, count, batches)
         codes = tl.load(Met + token * REALIZATIONS, mask=known, other=0.0)
         # What does not exist has no gradient, and gives none to the codes.
-        dy = (
-            tl.load(Dy + place[:, None] * realizations + r[None, :], mask=there[:, None] & used, other=0.0).to(tl.float32) * scale
-        )
+        Given = Dy + place[:, None] * realizations + r[None, :]
+        dy = tl.load(Given, mask=there[:, None] & used, other=0.0).to(tl.float32) * scale
         x = tl.load(Own[None, :] + channel[:, None], mask=there[None, :] & known, other=0.0).to(tl.float32)
         dx = tl.dot(codes, tl.trans(dy), input_precision="tf32x3")
         tl.store(Dx + place[None, :] * channels + channel[:, None], dx.to(Dx.dtype.element_ty), mask=there[None, :] & known)

@@ -290,8 +290,7 @@ def gradient_kernel(
         all_cos, all_sin = tl.zeros([TOKENS, CHANNELS * WAVES], tl.float32), tl.zeros([TOKENS, CHANNELS * WAVES], tl.float32)
         own = base + tl.arange(0, CHANNELS)
         for step in tl.static_range(BATCH):
-            first, second = parts[step]
-            da = sum_product(first, second, draws)
+            da = sum_product(parts[step][0], parts[step][1], draws)
             dcos, dsin = tl.split(tl.reshape(da, [TOKENS, CHANNELS * WAVES, 2]))
             unit = (mosts[step] * UNIT)[:, None]
             dx = tl.sum(tl.reshape((cos * dcos + sin * dsin) * sizes, [TOKENS, CHANNELS, WAVES]), 2) * unit
