@@ -36,13 +36,13 @@ ROOM, FEWEST, MOST = 4, 256, 4096
 # Numbers of a tile [batch, tokens, realizations] that a program holds in registers, and the most rows of the batch at once.
 HELD, ROWS = 4096, 32
 # Tokens that a program of the gradients of inputs has one after the other.
-STEPS = 16
+STEPS = 8
 # The least number that rows of gradients are divided by.
 LEAST = tl.constexpr(1e-30)
 # Tokens of a block, and the most blocks of noise that a block of tokens may meet: their squares lie in shared memory.
 SIZE, BLOCKS = 64, 4
 # The most draws, times realizations, that a tile of the gradient meets at once, and the programs that keep a large GPU busy.
-WIDEST, PROGRAMS = 16384, 1024
+WIDEST, PROGRAMS = 16384, 512
 
 
 @triton.jit
@@ -168,6 +168,8 @@ class ConvPlan:
         self.window = min(draws, max(16, WIDEST // self.width))
         self.reached = self.blocks * SIZE if self.line else triton.cdiv(self.size + taps - 1, self.window) * self.window
         self.leads = math.prod(lead_sizes)
+        # Blocks of noise that are on their way lie in shared memory.
+        self.stages = 3 if self.width <= 64 else 1
         rows = min(triton.next_power_of_2(self.rows), ROWS)
         self.tile = min(16, max(1, HELD // (rows * self.width)))
         self.together = max(16, min(triton.next_power_of_2(channels), HELD // self.width))
@@ -192,9 +194,9 @@ class ConvPlan:
             for first in range(0, self.count, self.tokens):
                 yield Piece(self, slice(row, row + ROWS) if self.rows > ROWS else None, first)
 
-    def groups(self, programs: int) -> int:
+    def groups(self) -> int:
         """Returns in how many groups the blocks of a piece are cut, so that there are enough programs."""
-        return min(self.tokens // self.size, math.ceil(programs / (self.channels * self.leads)))
+        return min(self.tokens // self.size, math.ceil(PROGRAMS / (self.channels * self.leads)))
 
 
 class Room:
@@ -236,9 +238,9 @@ class Piece:
         plan = self.plan
         if plan.line:
             room.fill(plan, plan.arguments["start"] + self.first)
-            groups = plan.groups(PROGRAMS)
+            groups = plan.groups()
             arguments = {**self.arguments, "Codes": room.codes, "Noise": room.noise, "groups": groups}
-            run(line_codes_kernel, (groups, plan.channels), arguments, 4, 3)
+            run(line_codes_kernel, (groups, plan.channels), arguments, 4, plan.stages)
         else:
             arguments = {**self.arguments, "Codes": room.codes, "TOKENS": plan.size}
             run(tile_codes_kernel, (plan.tokens // plan.size, plan.channels), arguments, 4, 2)
@@ -264,7 +266,7 @@ class Piece:
         groups = len(dbands) // (plan.channels * plan.leads)
         arguments |= {"groups": groups, "TOKENS": plan.size}
         if plan.line:
-            run(line_taps_kernel, (groups, plan.channels), arguments, 4, 3)
+            run(line_taps_kernel, (groups, plan.channels), arguments, 4, plan.stages)
         else:
             run(tile_taps_kernel, (plan.reached // plan.window, len(dbands)), {**arguments, "DRAWS": plan.window}, 8, 2)
 
@@ -290,7 +292,7 @@ def backward(recipe: Filters, sides: Sequence[tuple[Tensor, Tensor | int]], dout
     plans = [ConvPlan(recipe, side, x, positions) for side, (x, positions) in enumerate(sides)]
     douts, dinputs = [dy.contiguous() for dy in douts], [x.new_empty(x.shape) for x, _ in sides]
     room, device = Room(plans, gradients=True), douts[0].device
-    groups = [plan.groups(PROGRAMS // 2) for plan in plans]
+    groups = [plan.groups() for plan in plans]
     dbands = [
         torch.empty(plan.channels * plan.leads * own, plan.size, plan.reached, device=device)
         for plan, own in zip(plans, groups, strict=True)

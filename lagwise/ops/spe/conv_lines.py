@@ -29,12 +29,21 @@ def noise_kernel(Noise, Seed, channels, rows, start, ROWS: tl.constexpr, REALIZA
     tl.store(Out, made.to(Noise.dtype.element_ty))
 
 
+@triton.jit
+def product_with_sum(noise, parts):
+    """Returns the product of noise with the sum of two, the second of which is the smaller one."""
+    return tl.dot(noise, parts[0], tl.dot(noise, parts[1]))
+
+
 @triton.jit(do_not_specialize=["side"])
 def line_codes_kernel(
     Codes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
     GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS]."""
+    """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS].
+
+    They are made turned, [REALIZATIONS, SIZE]: matrix units read the noise once for all squares then.
+    """
     group, at = tl.program_id(0) % groups, tl.program_id(0) // groups
     blocks = tokens // SIZE
     share = tl.cdiv(blocks, groups)
@@ -43,7 +52,8 @@ def line_codes_kernel(
     keep = keep_of(Gate, at, GATE) * LARGER
     squares = ()
     for block in tl.static_range(BLOCKS):
-        squares += (in_two(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE) * keep),)
+        square = tl.trans(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE))
+        squares += (in_two(square * keep),)
     constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     row = t[:, None] * REALIZATIONS + r[None, :]
     Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
@@ -51,16 +61,16 @@ def line_codes_kernel(
     # The sums of the blocks of tokens that have not met all their noise yet, the newest first.
     sums = ()
     for _ in tl.static_range(BLOCKS - 1):
-        sums += (tl.zeros([SIZE, REALIZATIONS], tl.float32),)
+        sums += (tl.zeros([REALIZATIONS, SIZE], tl.float32),)
     for step in range(begin, end + BLOCKS - 1):
-        noise = tl.load(Met + step * SIZE * REALIZATIONS)
-        codes = (sums[BLOCKS - 2] + sum_product(squares[BLOCKS - 1][0], squares[BLOCKS - 1][1], noise)) * UNIT + constant[None, :]
+        noise = tl.trans(tl.load(Met + step * SIZE * REALIZATIONS))
+        codes = (sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1])) * UNIT + constant[:, None]
         # The first steps belong to blocks before the group, whose codes are not whole.
         done = step - (BLOCKS - 1)
-        tl.store(Out + done * SIZE * REALIZATIONS, codes, mask=row * 0 + done >= begin)
-        newer = (sum_product(squares[0][0], squares[0][1], noise),)
+        tl.store(Out + done * SIZE * REALIZATIONS, tl.trans(codes), mask=row * 0 + done >= begin)
+        newer = (product_with_sum(noise, squares[0]),)
         for block in tl.static_range(1, BLOCKS - 1):
-            newer += (sums[block - 1] + sum_product(squares[block][0], squares[block][1], noise),)
+            newer += (sums[block - 1] + product_with_sum(noise, squares[block]),)
         sums = newer
 
 
