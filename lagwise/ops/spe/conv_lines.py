@@ -14,7 +14,7 @@ import triton.language as tl
 
 from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import next_state
-from lagwise.ops.spe.conv_tiles import ALIKE, band_of, gate_columns, halves_at, keep_of, level_share, store_level
+from lagwise.ops.spe.conv_tiles import band_of, code_size, keep_of, level_share, load_sums, store_codes
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -37,7 +37,7 @@ def product_with_sum(noise, parts):
 
 @triton.jit(do_not_specialize=["side"])
 def line_codes_kernel(
-    Codes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
+    Codes, CodeSizes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
     GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
     """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS].
@@ -54,20 +54,22 @@ def line_codes_kernel(
     for block in tl.static_range(BLOCKS):
         square = tl.trans(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE))
         squares += (in_two(square * keep),)
-    constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
-    row = t[:, None] * REALIZATIONS + r[None, :]
-    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
-    Out = Codes + at.to(tl.int64) * tokens * REALIZATIONS + row
+    size = code_size(Taps, Gate, side * heads * channels + at, at, taps, GATE)
+    tl.store(CodeSizes + at, size)
+    inverse = 1.0 / size
+    constant = inverse * level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + t[:, None] * REALIZATIONS + r[None, :]
     # The sums of the blocks of tokens that have not met all their noise yet, the newest first.
     sums = ()
     for _ in tl.static_range(BLOCKS - 1):
         sums += (tl.zeros([REALIZATIONS, SIZE], tl.float32),)
     for step in range(begin, end + BLOCKS - 1):
         noise = tl.trans(tl.load(Met + step * SIZE * REALIZATIONS))
-        codes = (sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1])) * UNIT + constant[:, None]
+        codes = (sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1])) * (UNIT * inverse) + constant[:, None]
         # The first steps belong to blocks before the group, whose codes are not whole.
         done = step - (BLOCKS - 1)
-        tl.store(Out + done * SIZE * REALIZATIONS, tl.trans(codes), mask=row * 0 + done >= begin)
+        row = at.to(tl.int64) * tokens + done * SIZE + t
+        store_codes(Codes, row, r, tl.trans(codes), t[:, None] * 0 + done >= begin, REALIZATIONS)
         newer = (product_with_sum(noise, squares[0]),)
         for block in tl.static_range(1, BLOCKS - 1):
             newer += (sums[block - 1] + product_with_sum(noise, squares[block]),)
@@ -76,12 +78,11 @@ def line_codes_kernel(
 
 @triton.jit(do_not_specialize=["more"])
 def line_taps_kernel(
-    Halves, Sizes, Noise, Seed, DBands, DLevel, channels, tokens, groups, gate_heads, more,
-    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
+    Codes, Sizes, Noise, DBands, tokens, groups, more, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], and of its level, over a group of blocks.
+    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], over a group of blocks, given that of the codes.
 
-    With `more` they are added to what is there.
+    With `more` it is added to what is there.
     """
     program = tl.program_id(0)
     group, at = program % groups, program // groups
@@ -93,13 +94,10 @@ def line_taps_kernel(
     sums = ()
     for block in tl.static_range(BLOCKS):
         sums += (tl.load(Out + block * SIZE, mask=t[None, :] + more * SIZE >= SIZE, other=0.0),)
-    gate, levels = gate_columns(Seed, at, channels, gate_heads, GATE, REALIZATIONS), tl.zeros([SIZE, ALIKE], tl.float32)
     for step in range(group * share, tl.minimum((group + 1) * share, blocks)):
         row = at.to(tl.int64) * tokens + step * SIZE + t
-        first, second = halves_at(Halves, row, r, REALIZATIONS)
+        first, second = load_sums(Codes, row, r, REALIZATIONS)
         sizes = tl.load(Sizes + row)[:, None]
-        if GATE:
-            levels += sum_product(first, second, gate) * sizes
         newer = ()
         for block in tl.static_range(BLOCKS):
             noise = tl.load(Met + (step + block) * SIZE * REALIZATIONS)
@@ -107,4 +105,3 @@ def line_taps_kernel(
         sums = newer
     for block in tl.static_range(BLOCKS):
         tl.store(Out + block * SIZE, sums[block])
-    store_level(DLevel, program, levels, more, GATE)

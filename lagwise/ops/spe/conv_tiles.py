@@ -16,8 +16,9 @@ from lagwise.ops.kernels.tiles import next_state
 
 # A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
 BEFORE = tl.constexpr(1024)
-# The least columns of a matrix product.
-ALIKE = tl.constexpr(16)
+# The least number that rows are divided by, and the largest size of codes as they lie in memory.
+LEAST = tl.constexpr(1e-30)
+MOST = tl.constexpr(16384.0)
 
 
 @triton.jit
@@ -53,27 +54,29 @@ def level_share(Gate, Seed, at, channels, gate_heads, GATE: tl.constexpr, REALIZ
 
 
 @triton.jit
-def gate_columns(Seed, at, channels, gate_heads, GATE: tl.constexpr, REALIZATIONS: tl.constexpr):
-    """Returns the noise of a channel's gate as columns that are all the same, [REALIZATIONS, ALIKE], for a matrix product."""
-    if not GATE:
-        return tl.zeros([REALIZATIONS, ALIKE], tl.float16)
-    column = tl.trans(gate_numbers(Seed, at, channels, gate_heads, REALIZATIONS))
-    return tl.broadcast_to(column.to(tl.float16), [REALIZATIONS, ALIKE])
+def code_size(Taps, Gate, own, at, count, GATE: tl.constexpr):
+    """Returns what the codes of a channel with `count` taps are divided by, so that none is larger than MOST."""
+    total = tl.zeros([128], tl.float32)
+    for start in range(0, count, 128):
+        tap = start + tl.arange(0, 128)
+        total += tl.abs(tl.load(Taps + own.to(tl.int64) * count + tap, mask=tap < count, other=0.0).to(tl.float32))
+    # No number of the noise is larger than 4.
+    return tl.maximum(keep_of(Gate, at, GATE) * tl.sum(total, 0) + level_of(Gate, at, GATE), LEAST) * (4.0 / MOST)
 
 
 @triton.jit
-def store_level(DLevel, program, levels, more, GATE: tl.constexpr):
-    """Writes a program's part of the gradient of a channel's level, [tokens, ALIKE]; `more` adds it to what is there."""
-    if GATE:
-        Out = DLevel + program + tl.arange(0, 1)
-        before = tl.load(Out, mask=tl.arange(0, 1) + more > 0, other=0.0)
-        tl.store(Out, before + tl.sum(tl.sum(levels, 0), 0) * (1.0 / ALIKE))
+def store_codes(Codes, row, r, codes, there, REALIZATIONS: tl.constexpr):
+    """Writes rows of codes, [rows, REALIZATIONS], as sums of two."""
+    first, second = in_two(codes)
+    Row = Codes + row[:, None] * (2 * REALIZATIONS) + r[None, :]
+    tl.store(Row, first, mask=there)
+    tl.store(Row + REALIZATIONS, second, mask=there)
 
 
 @triton.jit
-def halves_at(Halves, row, r, REALIZATIONS: tl.constexpr):
-    """Returns the two float16 numbers, whose sum is the gradient of a code by the size of its row, of some rows."""
-    Row = Halves + row[:, None] * (2 * REALIZATIONS) + r[None, :]
+def load_sums(Codes, row, r, REALIZATIONS: tl.constexpr):
+    """Returns the two numbers whose sums are some rows of codes, or of their gradients."""
+    Row = Codes + row[:, None] * (2 * REALIZATIONS) + r[None, :]
     return tl.load(Row), tl.load(Row + REALIZATIONS)
 
 
@@ -138,8 +141,8 @@ def runs_of(Positions, first, count, start, columns, CONSECUTIVE: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["side", "start", "skipped"])
 def tile_codes_kernel(
-    Codes, Positions, Taps, Gate, Seed, side, heads, channels, taps, tokens, skipped, count, start, leads, lines, rows, columns,
-    gate_heads,
+    Codes, CodeSizes, Positions, Taps, Gate, Seed,
+    side, heads, channels, taps, tokens, skipped, count, start, leads, lines, rows, columns, gate_heads,
     CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
     REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
@@ -148,6 +151,8 @@ def tile_codes_kernel(
     tile, at = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
     keep = keep_of(Gate, at, GATE) * LARGER
+    size = code_size(Taps, Gate, side * heads * channels + at, at, taps * leads, GATE)
+    tl.store(CodeSizes + at, size)
     constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
     codes = tl.zeros([TOKENS, REALIZATIONS], tl.float32)
@@ -164,18 +169,17 @@ def tile_codes_kernel(
                 own += sum_product(first, second, draws.to(tl.float16))
         codes = tl.where(run[:, None], own * UNIT + constant[None, :], codes)
         left = left & ~run
-    row = (at.to(tl.int64) * tokens + tile * TOKENS) * REALIZATIONS
-    tl.store(Codes + row + tl.arange(0, TOKENS)[:, None] * REALIZATIONS + tl.arange(0, REALIZATIONS)[None, :], codes)
+    row, r = at.to(tl.int64) * tokens + tile * TOKENS + tl.arange(0, TOKENS), tl.arange(0, REALIZATIONS)
+    store_codes(Codes, row, r, codes * (1.0 / size), None, REALIZATIONS)
 
 
 @triton.jit(do_not_specialize=["start", "skipped", "more"])
 def tile_taps_kernel(
-    Halves, Sizes, Positions, Seed, DBands, DLevel, channels, tokens, skipped, count, start, leads, lines, rows, columns,
-    groups, windows, gate_heads, more,
-    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
-    REALIZATIONS: tl.constexpr,
+    Codes, Sizes, Positions, Seed, DBands, channels, tokens, skipped, count, start, leads, lines, rows, columns,
+    groups, windows, more,
+    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], and of its level, over a group of tiles.
+    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], over a group of tiles, given that of the codes.
 
     A program has one line of taps and one window of draws. With `more` the sums are added to what is there.
     """
@@ -186,13 +190,10 @@ def tile_taps_kernel(
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
     Out = DBands + (whole.to(tl.int64) * TOKENS + t[:, None]) * (windows * DRAWS) + place[None, :]
     dbands = tl.load(Out, mask=place[None, :] * 0 + more > 0, other=0.0)
-    gate, levels = gate_columns(Seed, at, channels, gate_heads, GATE, REALIZATIONS), tl.zeros([TOKENS, ALIKE], tl.float32)
     for tile in range(group, tokens // TOKENS, groups):
         row = at.to(tl.int64) * tokens + tile * TOKENS + t
-        first, second = halves_at(Halves, row, r, REALIZATIONS)
+        first, second = load_sums(Codes, row, r, REALIZATIONS)
         sizes = tl.load(Sizes + row)
-        if GATE:
-            levels += sum_product(first, second, gate) * sizes[:, None]
         offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
         while tl.max(left.to(tl.int32), 0) > 0:
             base, run = first_run(left, offset)
@@ -203,6 +204,3 @@ def tile_taps_kernel(
             dbands += found * tl.where(run, sizes, 0.0)[:, None]
             left = left & ~run
     tl.store(Out, dbands)
-    # The level meets each token once: what other lines and windows of the channel find is the same.
-    if (lead == 0) & (window == 0):
-        store_level(DLevel, at * groups + group, levels, more, GATE)
