@@ -72,20 +72,20 @@ def prepare_kernel(
 ):  # fmt: skip
     """Writes turns, shifts and sizes of a channel, and its draws, [ROWS, realizations], with zeros below those that are used.
 
-    Sizes are divided by the largest of all channels, which each program looks for: they are few.
+    Sizes are divided by the largest of the head, which each program looks for: they are few.
     """
     program = tl.program_id(0)
     head, channel = program // channels, program % channels
     most = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, heads * channels * sines, BLOCK):
+    for start in range(head * channels * sines, (head + 1) * channels * sines, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        there = at < heads * channels * sines
+        there = at < (head + 1) * channels * sines
         keep, level = gate_sizes(Gate, at // sines, there, GATED)
         found = keep * soft_size(tl.load(Gain + at, mask=there, other=0.0), sines)
         most = tl.maximum(most, tl.where(there, tl.maximum(found, level), 0.0))
     least: tl.constexpr = LEAST
     largest = tl.maximum(tl.max(most, 0), least)
-    tl.store(Largest + tl.arange(0, 1), tl.zeros([1], tl.float32) + largest.to(tl.float32), mask=tl.arange(0, 1) == program)
+    tl.store(Largest + head + tl.arange(0, 1), tl.zeros([1], tl.float32) + largest.to(tl.float32), mask=channel == 0)
     wave = tl.arange(0, ROWS // 2)
     there = wave < sines
     at = program * sines + wave
@@ -246,7 +246,7 @@ def features_kernel(
         sums = newer
     for step in tl.static_range(BATCH):
         place = (kept_row(row + step, batches) * heads + head) * times + time
-        y = sums[step] * (sizes_of_rows[step] * tl.load(Largest) * scale * UNIT)[:, None]
+        y = sums[step] * (sizes_of_rows[step] * tl.load(Largest + head) * scale * UNIT)[:, None]
         own = (there & (row + step < batches))[:, None] & (r < realizations)[None, :]
         tl.store(Y + place[:, None] * realizations + r[None, :], y.to(Y.dtype.element_ty), mask=own)
 
@@ -283,7 +283,7 @@ def gradient_kernel(
         channel, wave = base + w // WAVES, w % WAVES
         kept, known = tl.minimum(channel, channels - 1), (channel < channels) & (wave < waves)
         at = (head * channels + kept) * waves + wave
-        sizes = (tl.load(Sizes + at, mask=known, other=0.0) * tl.load(Largest))[None, :]
+        sizes = (tl.load(Sizes + at, mask=known, other=0.0) * tl.load(Largest + head))[None, :]
         angle = angles(Turns, Shifts, at, known, position, w * 0)
         cos, sin = fast_cosine(angle), fast_sine(angle)
         # The sums over rows of the batch of x times the gradients of a token's cosines and sines.
@@ -346,7 +346,11 @@ class SinePlan:
     def features(self) -> Tensor:
         """Returns the features of x."""
         y = self.x.new_empty(*self.x.shape[:3], self.realizations)
-        run(features_kernel, (self.x.shape[1], self.tiles), {**self.arguments, "Y": y}, 4, 1)
+        # Half the rows and channels at a time: a program holds sums of all rows, and more programs fit.
+        rows, channels = (max(1, self.arguments[name] // 2) for name in ("BATCH", "CHANNELS"))
+        tiles = triton.cdiv(self.x.shape[2], self.arguments["TOKENS"]) * triton.cdiv(self.x.shape[0], rows)
+        arguments = {**self.arguments, "Y": y, "BATCH": rows, "CHANNELS": channels}
+        run(features_kernel, (self.x.shape[1], tiles), arguments, 4, 1)
         return y
 
     def gradients(self, dy: Tensor) -> tuple[Tensor, Tensor]:
@@ -376,11 +380,11 @@ def prepare(recipe: Sines) -> Prepared:
     arguments = channel_arguments(recipe)
     heads, channels, waves, device = arguments["heads"], arguments["channels"], arguments["waves"], recipe.seed.device
     turns, shifts = (torch.empty(*some, heads, channels, waves, dtype=torch.int64, device=device) for some in ((), (2,)))
-    numbers = torch.empty(heads * channels * waves + 1, device=device)
+    numbers = torch.empty(heads * (channels * waves + 1), device=device)
     draws = torch.empty(heads, channels, arguments["ROWS"], recipe.realizations, device=device, dtype=torch.float16)
-    prepared = Prepared(turns, shifts, numbers[:-1].view(heads, channels, waves), numbers[-1:], draws)
+    prepared = Prepared(turns, shifts, numbers[:-heads].view(heads, channels, waves), numbers[-heads:], draws)
     results = {"Turns": turns, "Shifts": shifts, "Sizes": prepared.sizes, "Largest": prepared.largest, "Draws": draws}
-    run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 1024}, 4, 1)
+    run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 512}, 4, 1)
     return prepared
 
 
