@@ -12,7 +12,7 @@ each block of noise once, too, and adds it to the codes of all blocks of tokens 
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.rng import CODE_STEP, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import next_state
 from lagwise.ops.spe.conv_tiles import band_of, code_size, keep_of, level_share, load_sums, store_codes
 
@@ -49,14 +49,13 @@ def line_codes_kernel(
     share = tl.cdiv(blocks, groups)
     begin, end = group * share, tl.minimum((group + 1) * share, blocks)
     t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
-    keep = keep_of(Gate, at, GATE) * LARGER
-    squares = ()
-    for block in tl.static_range(BLOCKS):
-        square = tl.trans(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE))
-        squares += (in_two(square * keep),)
     size = code_size(Taps, Gate, side * heads * channels + at, at, taps, GATE)
     tl.store(CodeSizes + at, size)
     inverse = 1.0 / size
+    squares = ()
+    for block in tl.static_range(BLOCKS):
+        square = tl.trans(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE))
+        squares += (in_two(square * (keep_of(Gate, at, GATE) * inverse)),)
     constant = inverse * level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + t[:, None] * REALIZATIONS + r[None, :]
     # The sums of the blocks of tokens that have not met all their noise yet, the newest first.
@@ -65,7 +64,7 @@ def line_codes_kernel(
         sums += (tl.zeros([REALIZATIONS, SIZE], tl.float32),)
     for step in range(begin, end + BLOCKS - 1):
         noise = tl.trans(tl.load(Met + step * SIZE * REALIZATIONS))
-        codes = (sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1])) * (UNIT * inverse) + constant[:, None]
+        codes = sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1]) + constant[:, None]
         # The first steps belong to blocks before the group, whose codes are not whole.
         done = step - (BLOCKS - 1)
         row = at.to(tl.int64) * tokens + done * SIZE + t

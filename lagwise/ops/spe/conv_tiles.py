@@ -11,7 +11,7 @@ a grid a run lies in one line of cells, and each line of taps meets a line of no
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import next_state
 
 # A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
@@ -150,10 +150,11 @@ def tile_codes_kernel(
     tiles = tokens // TOKENS
     tile, at = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
-    keep = keep_of(Gate, at, GATE) * LARGER
     size = code_size(Taps, Gate, side * heads * channels + at, at, taps * leads, GATE)
     tl.store(CodeSizes + at, size)
-    constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
+    inverse = 1.0 / size
+    keep = keep_of(Gate, at, GATE) * inverse
+    constant = inverse * level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
     codes = tl.zeros([TOKENS, REALIZATIONS], tl.float32)
     while tl.max(left.to(tl.int32), 0) > 0:
@@ -167,10 +168,10 @@ def tile_codes_kernel(
                 draws = numbers(next_state(met, column + (begin + tl.arange(0, DRAWS)).to(tl.int64)), REALIZATIONS)
                 first, second = in_two(band)
                 own += sum_product(first, second, draws.to(tl.float16))
-        codes = tl.where(run[:, None], own * UNIT + constant[None, :], codes)
+        codes = tl.where(run[:, None], own + constant[None, :], codes)
         left = left & ~run
     row, r = at.to(tl.int64) * tokens + tile * TOKENS + tl.arange(0, TOKENS), tl.arange(0, REALIZATIONS)
-    store_codes(Codes, row, r, codes * (1.0 / size), None, REALIZATIONS)
+    store_codes(Codes, row, r, codes, None, REALIZATIONS)
 
 
 @triton.jit(do_not_specialize=["start", "skipped", "more"])
