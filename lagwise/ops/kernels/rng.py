@@ -20,6 +20,8 @@ GATE_STEP = tl.constexpr(Stream.GATE * GOLDEN.value % 2**64)
 # What numbers of at most about a hundred are multiplied by before they are written as the sum of two, and its inverse.
 LARGER = tl.constexpr(256.0)
 UNIT = tl.constexpr(1.0 / 256.0)
+# The least number that rows are divided by, so that 256 times its inverse is finite. Rows of smaller numbers lose bits.
+LEAST = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -51,6 +53,12 @@ def numbers(states, REALIZATIONS: tl.constexpr):
     odd = tl.join(ones(low >> 16), ones(high >> 16))
     counts = tl.reshape(tl.join(even, odd), [states.shape[0], REALIZATIONS])
     return (counts.to(tl.float32) - 8.0) * 0.5
+
+
+@triton.jit
+def largest(x, axis: tl.constexpr):
+    """Returns the largest size of numbers along an axis, which may be divided by."""
+    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
 
 
 @triton.jit

@@ -25,9 +25,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import GATE_STEP, UNIT, channel_state, in_two, numbers
+from lagwise.ops.kernels.rng import GATE_STEP, UNIT, channel_state, in_two, largest, numbers
 from lagwise.ops.spe.conv_lines import line_codes_kernel, line_taps_kernel, noise_kernel
-from lagwise.ops.spe.conv_tiles import LEAST, keep_of, level_of, tile_codes_kernel, tile_taps_kernel
+from lagwise.ops.spe.conv_tiles import keep_of, level_of, tile_codes_kernel, tile_taps_kernel
 from lagwise.ops.spe.recipes import Filters
 
 # Bytes of codes and noise for each byte of x in float32: linear attention without positions takes about sixteen. Fewest and most
@@ -55,12 +55,6 @@ def places(X, token, row, heads, head, times, x_batch, x_head, x_time, count, ba
     token, row = tl.where(there, token, 0), tl.where(there, row, 0)
     batch, time = (row + token // times).to(tl.int64), (token % times).to(tl.int64)
     return X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time, (batch * heads + head) * times + time, there
-
-
-@triton.jit
-def largest(x, axis: tl.constexpr):
-    """Returns the largest size of numbers along an axis, which may be divided by."""
-    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
 
 
 @triton.jit

@@ -11,13 +11,12 @@ a grid a run lies in one line of cells, and each line of taps meets a line of no
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LEAST, channel_state, in_two, numbers, sum_product
 from lagwise.ops.kernels.tiles import next_state
 
 # A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
 BEFORE = tl.constexpr(1024)
-# The least number that rows are divided by, and the largest size of codes as they lie in memory.
-LEAST = tl.constexpr(1e-30)
+# The largest size of codes as they lie in memory.
 MOST = tl.constexpr(16384.0)
 
 

@@ -24,7 +24,18 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.rng import (
+    CODE_STEP,
+    GATE_STEP,
+    LARGER,
+    LEAST,
+    UNIT,
+    channel_state,
+    in_two,
+    largest,
+    numbers,
+    sum_product,
+)
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
 from lagwise.ops.spe.recipes import Sines
 
@@ -33,8 +44,6 @@ HALF_TURN = tl.constexpr(3.141592653589793 / 2**31)
 
 # Numbers [rows of the batch, tokens, realizations] that a program holds, and the columns of a product, two for each wave.
 HELD, COLUMNS = 16384, 64
-# The least number that rows are divided by, so that 256 times its inverse is finite. Rows of smaller numbers lose bits.
-LEAST = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -179,12 +188,6 @@ def fast_sine(angle):
     if DIRECT:
         return libdevice.fast_sinf(angle)
     return tl.sin(angle)
-
-
-@triton.jit
-def largest(x, axis: tl.constexpr):
-    """Returns the largest size of numbers along an axis, which may be divided by."""
-    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
 
 
 @triton.jit
