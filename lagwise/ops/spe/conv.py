@@ -27,7 +27,7 @@ from torch import Tensor
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.rng import GATE_STEP, UNIT, channel_state, in_two, largest, numbers
 from lagwise.ops.spe.conv_lines import line_codes_kernel, line_taps_kernel, noise_kernel
-from lagwise.ops.spe.conv_tiles import keep_of, level_of, tile_codes_kernel, tile_taps_kernel
+from lagwise.ops.spe.conv_tiles import keep_of, level_of, store_codes, tile_codes_kernel, tile_taps_kernel
 from lagwise.ops.spe.recipes import Filters
 
 # Bytes of codes and noise for each byte of x in float32: linear attention without positions takes about sixteen. Fewest and most
@@ -36,7 +36,7 @@ ROOM, FEWEST, MOST = 8, 256, 4096
 # Numbers of a tile [channels, realizations] that meets the batch, and the most rows of the batch at once.
 HELD, ROWS = 4096, 32
 # Tokens that a program has one after the other, where codes meet the batch.
-STEPS = 8
+STEPS = 16
 # What gradients of codes are multiplied by: sums over 32 rows of products of numbers below 256 are below 2^14 then.
 LESS = tl.constexpr(1.0 / 128.0)
 # Tokens of a block, and the most blocks of noise that a block of tokens may meet: their squares lie in shared memory.
@@ -135,10 +135,9 @@ def inputs_kernel(
         x_size = largest(x, 1) * UNIT
         x, x_small = in_two(x * (1.0 / x_size)[:, None])
         nothing = tl.zeros([CHANNELS, REALIZATIONS], tl.float32)
-        dcode, dcode_small = in_two(product_of_sums(x, x_small, dy, dy_small, nothing) * LESS)
-        # The product has waited for all codes of the token.
-        tl.store(Met + token * 2 * REALIZATIONS, dcode, mask=known)
-        tl.store(Met + (token * 2 + 1) * REALIZATIONS, dcode_small, mask=known)
+        # The product before has waited for all codes of the token.
+        dcodes = product_of_sums(x, x_small, dy, dy_small, nothing) * LESS
+        store_codes(Codes, first + token, r, dcodes, known, REALIZATIONS)
         tl.store(Sizes + first + token, x_size * (1.0 / LESS), mask=channel < channels)
     if GATE:
         Level = DLevels + at * tiles + tile
@@ -202,8 +201,8 @@ class ConvPlan:
         self.window = min(draws, max(16, WIDEST // self.width))
         self.reached = self.blocks * SIZE if self.line else triton.cdiv(self.size + taps - 1, self.window) * self.window
         self.leads = math.prod(lead_sizes)
-        # Blocks of noise that are on their way lie in shared memory.
-        self.stages = 3 if self.width <= 64 else 1
+        # Of the kernels of codes and of taps: blocks that are on their way lie in shared memory, which two programs share.
+        self.stages = (4, 2) if self.width <= 64 else (1, 1)
         rows = min(triton.next_power_of_2(self.rows), ROWS)
         self.together = max(16, min(triton.next_power_of_2(channels), HELD // self.width))
         self.arguments: dict[str, Any] = dict(
@@ -276,7 +275,7 @@ class Piece:
             room.fill(plan, plan.arguments["start"] + self.first)
             groups = plan.groups()
             arguments = {**self.arguments, **room.arguments, "groups": groups}
-            run(line_codes_kernel, (groups, plan.channels), arguments, 4, plan.stages)
+            run(line_codes_kernel, (groups, plan.channels), arguments, 4, plan.stages[0])
         else:
             arguments = {**self.arguments, **room.arguments, "TOKENS": plan.size}
             run(tile_codes_kernel, (plan.tokens // plan.size, plan.channels), arguments, 4, 2)
@@ -300,7 +299,7 @@ class Piece:
         groups = len(dbands) // (plan.channels * plan.leads)
         arguments |= {"groups": groups, "TOKENS": plan.size}
         if plan.line:
-            run(line_taps_kernel, (groups, plan.channels), arguments, 4, plan.stages)
+            run(line_taps_kernel, (groups, plan.channels), arguments, 4, plan.stages[1])
         else:
             run(tile_taps_kernel, (plan.reached // plan.window, len(dbands)), {**arguments, "DRAWS": plan.window}, 8, 2)
 
