@@ -176,6 +176,20 @@ def test_operations_of_torch_are_replayed_on_other_tensors():
     assert tapes.kept["pass"] is not None
 
 
+def test_parts_of_one_piece_of_memory_are_replayed_as_such():
+    from lagwise.ops.kernels.tape import Tapes
+
+    def compute(x):
+        one, other = torch.empty(4).copy_(x), x.mul(2)
+        return [*one.split(2), *other.split([1, 3])]
+
+    tapes, given = Tapes(), [torch.arange(4.0) + shift for shift in range(3)]
+    for x in given:
+        found = tapes.run("parts", [x], lambda x=x: compute(x))
+        assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
+    assert tapes.kept["parts"] is not None
+
+
 def test_a_pass_that_returns_what_it_was_given_is_not_recorded():
     from lagwise.ops.kernels.tape import Tapes
 
