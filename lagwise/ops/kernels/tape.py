@@ -275,13 +275,10 @@ MOST_TAPES = 32
 """Passes over one kind of call differ in how a gradient lies that comes in."""
 
 
-def taped(
-    name: str, tensors: Sequence[Tensor | None], facts: tuple[Any, ...], compute: Callable[[], list[Tensor]]
-) -> list[Tensor]:
-    """Returns what `compute` does, which depends on nothing but how tensors lie and on some facts, from its tape if it has one."""
-    given = [x for x in tensors if x is not None]
-    layouts = [None if x is None else (x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors]
-    return kept_tapes(name, given[0].device, tuple(layouts), facts).run("pass", given, compute)
+def taped(name: str, tensors: Sequence[Tensor], facts: tuple[Any, ...], compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Returns what `compute` does, from its tape if it has one; it must depend on nothing but facts and how tensors lie."""
+    layouts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors]
+    return kept_tapes(name, tensors[0].device, tuple(layouts), facts).run("pass", tensors, compute)
 
 
 @lru_cache(maxsize=512)
