@@ -269,7 +269,7 @@ def key_gradient_kernel(
     AXIS: tl.constexpr = flags.TURNED * 1
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
-    block, pair, batch, head = place_of(keys, heads, KEYS)
+    block, pair, batch, head = place_of(keys, heads, KEYS, flags.SCORED)
     base = pair.to(tl.int64)
     key_start = block * KEYS
     key = key_start + tl.arange(0, KEYS)

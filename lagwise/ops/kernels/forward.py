@@ -78,7 +78,7 @@ def forward_kernel(
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
-    block, pair, batch, head = place_of(queries, heads, ROWS)
+    block, pair, batch, head = place_of(queries, heads, ROWS, flags.SCORED)
     base = pair.to(tl.int64)
     row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)

@@ -396,16 +396,18 @@ def sum_columns(side, seen, n, shares, spots, of: tl.constexpr, flags: tl.conste
     COLUMNS: tl.constexpr = flags.COLUMNS
     WIDTH: tl.constexpr = of.WIDTH
     if share < shares:
-        row_blocks, step = tl.cdiv(members * span, flags.ROWS), shares
-        lower, upper = share, row_blocks
+        # The blocks that were written last come first: they are still in the cache.
+        row_blocks, lower, step = tl.cdiv(members * span, ROWS), share, shares
+        last = row_blocks - 1
         if flags.STARTS:
-            lower, upper, step = share * (span // flags.ROWS), (share + 1) * (span // flags.ROWS), 1
+            row_blocks, lower, step = span // ROWS, 0, 1
+            last = (share + 1) * row_blocks - 1
         home = side.sums + ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots * of.dim
         if spot_block < spot_blocks:
             spot = spot_block * flags.COLUMNS + tl.arange(0, flags.COLUMNS)
             change = tl.zeros([COLUMNS, WIDTH], tl.float32)
-            for block in range(lower, upper, step):
-                rows = rows_of_residue(block, residue, owner, seen, n, of, flags)
+            for place in range(lower, row_blocks, step):
+                rows = rows_of_residue(last - place, residue, owner, seen, n, of, flags)
                 begin, end = seen_spots(rows, residue, seen, n, 0, of, flags)
                 read = (spot[None, :] >= begin[:, None]) & (spot[None, :] < end[:, None])
                 gradients = tl.load(side.scores + rows.place[:, None] + spot[None, :], mask=read, other=0.0)
@@ -414,8 +416,8 @@ def sum_columns(side, seen, n, shares, spots, of: tl.constexpr, flags: tl.conste
         elif of.ENDS:
             past = tl.zeros([ROWS, WIDTH], tl.float32)
             future = tl.zeros([ROWS, WIDTH], tl.float32)
-            for block in range(lower, upper, step):
-                rows = rows_of_residue(block, residue, owner, seen, n, of, flags)
+            for place in range(lower, row_blocks, step):
+                rows = rows_of_residue(last - place, residue, owner, seen, n, of, flags)
                 x = load_flat(side.x, rows, n.group if of.REVERSED else 1, of.dim, of.WIDTH).to(tl.float32)
                 past += x * tl.load(end_pointers(side.ends, rows, n, of, 0), mask=rows.there, other=0.0)[:, None]
                 future += x * tl.load(end_pointers(side.ends, rows, n, of, 1), mask=rows.there, other=0.0)[:, None]

@@ -48,9 +48,14 @@ def product(a, b):
 
 
 @triton.jit
-def place_of(count, heads, SIZE: tl.constexpr):
-    """Returns which block of SIZE rows this program has, of which pair of a row of the batch and a head, and these two."""
+def place_of(count, heads, SIZE: tl.constexpr, LAST_FIRST: tl.constexpr = False):
+    """Returns which block of SIZE rows this program has, of which pair of a row of the batch and a head, and these two.
+
+    A pass that reads what another wrote takes its LAST_FIRST: that is still in the cache.
+    """
     index, blocks = tl.program_id(0), tl.cdiv(count, SIZE)
+    if LAST_FIRST:
+        index = tl.num_programs(0) - 1 - index
     pair = index // blocks
     return index % blocks, pair, pair // heads, pair % heads
 
