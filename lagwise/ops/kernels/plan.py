@@ -25,8 +25,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scored forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "scored query": {64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+    "scored forward": {64: (64, 32, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "scored query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
     "turned key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
@@ -126,6 +126,7 @@ class Plan:
         self.tiles = {each: self._tile(each) for each in ("forward", "query", "key")}
         # How far apart rows of scores are: there is room for all eights with one of their columns.
         self.stretch = self.band_lags + 2 * ALIGNED + 1
+        assert not self.scored or max(self.queries, self.keys) * self.stretch < 2**31, "kernels count a head's scores in 32 bits"
         self.numbers = (
             self.heads, self.heads // self.key_heads, self.queries, self.keys, kind.query_start, self.first, self.last,
             self.near_first, self.near_last, self.low, self.high, self.table_first, self.table_lags,

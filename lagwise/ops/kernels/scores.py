@@ -23,15 +23,15 @@ from lagwise.ops.kernels.tiles import DIRECT
 # Rows of one residue and columns that a program takes at a time, warps and stages, by the width of a head that it holds.
 # Measured on an H200. A fold takes sums and columns.
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
-    "scores": {64: (64, 64, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "scores": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
     "rows": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
-    "table": {64: (64, 128, 4, 3), 128: (64, 64, 4, 3), 256: (32, 64, 4, 2)},
-    "fold": {64: (32, 2, 4, 1), 128: (32, 2, 4, 1), 256: (32, 2, 4, 1)},
+    "table": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (32, 64, 4, 2)},
+    "fold": {64: (32, 8, 8, 1), 128: (16, 8, 8, 1), 256: (8, 8, 8, 1)},
 }
 FLOAT32_TILE = (32, 32, 4, 1)
 INTERPRETED = (16, 16, 1, 1)
 # Programs that sum columns, enough to fill a GPU.
-TABLE_PROGRAMS = 528
+TABLE_PROGRAMS = 396
 
 
 class Given(NamedTuple):
