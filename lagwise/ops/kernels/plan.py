@@ -134,6 +134,7 @@ class Plan:
         )  # fmt: skip
         self.runners: dict[Any, Any] = {}
         self.site_flags: dict[Any, Flags] = {}
+        self.products: dict[Any, Any] = {}
 
     def _seen_by_all(self) -> tuple[int, int]:
         """Returns the first and the last lag that the whole call can reach."""

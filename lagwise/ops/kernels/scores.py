@@ -68,58 +68,59 @@ def beside(plan: Plan, table: Tensor) -> Tensor:
     return table if table.stride(2) == 1 else table.contiguous()
 
 
-class Product:
-    """One kind of product of all given tables: what its kernel takes, and how many programs it has."""
+def product_of(plan: Plan, kind: str, given: Sequence[Given]) -> "Product":
+    """Returns what a plan keeps of one kind of product of tables."""
+    sides = tuple((of.name, of.table.shape[0], of.ends is not None, of.added) for of in given)
+    if (kind, sides) not in plan.products:
+        plan.products[kind, sides] = Product(plan, kind, sides)
+    return plan.products[kind, sides]
 
-    def __init__(self, plan: Plan, kind: str, given: Sequence[Given]):
-        self.plan, self.kind, self.given = plan, kind, given
+
+class Product:
+    """One kind of product of some tables, by name, number of tables, whether there are ends, and whether they are added."""
+
+    def __init__(self, plan: Plan, kind: str, sides: Sequence[tuple[str, int, bool, bool]]):
+        self.plan, self.kind, self.sides = plan, kind, sides
         widest = max(64, plan.flags["WIDTH"], plan.flags["VALUE_WIDTH"])
         tile = FLOAT32_TILE if plan.dtype == torch.float32 and kind != "fold" else TILES[kind][widest]
         self.rows, self.columns, self.warps, self.stages = tile if DIRECT.value else INTERPRETED
         spans = [blocks(rows, ALIGNED) for rows in (plan.queries, plan.keys)]
         # A block whose rows all belong to one head has less to compute; where rows of the batch start at their own positions,
         # those of others lie elsewhere.
-        self.alone = plan.flags["STARTS"] or all(4 * span >= 3 * self.rows for span in spans)
-        self.spans = [blocks(span, self.rows) * self.rows if self.alone else span for span in spans]
+        alone = plan.flags["STARTS"] or all(4 * span >= 3 * self.rows for span in spans)
+        self.spans = [blocks(span, self.rows) * self.rows if alone else span for span in spans]
+        dims = {
+            **dict.fromkeys(("query", "key"), (plan.head_dim, plan.flags["WIDTH"])),
+            "value": (plan.value_dim, plan.flags["VALUE_WIDTH"]),
+        }
         self.flags = ProductFlags(
-            tuple(map(self.side_flags, given)), self.rows, self.columns, self.alone,
-            plan.flags["STARTS"], plan.flags["MASK"], plan.flags["PACKED"],
+            tuple(SideFlags(name, *dims[name], owners == 1, ends, added) for name, owners, ends, added in sides),
+            self.rows, self.columns, alone, plan.flags["STARTS"], plan.flags["MASK"], plan.flags["PACKED"],
         )  # fmt: skip
-
-    def side_flags(self, of: Given) -> SideFlags:
-        """Returns what the kernel is compiled for of a table."""
-        plan = self.plan
-        dims = (plan.value_dim, plan.flags["VALUE_WIDTH"]) if of.name == "value" else (plan.head_dim, plan.flags["WIDTH"])
-        return SideFlags(of.name, *dims, of.table.shape[0] == 1, of.ends is not None, of.added)
-
-    def row_programs(self) -> int:
-        """Returns how many programs one table has at most, each with a block of rows of one residue."""
-        return max(
-            ALIGNED * of.table.shape[0] * blocks(self.plan.pairs // of.table.shape[0] * self.spans[of.name == "key"], self.rows)
-            for of in self.given
-        )
-
-    def numbers(self) -> tuple[int, ...]:
-        """Returns the NUMBERS of the kernels."""
-        plan = self.plan
-        return (
+        self.numbers = (
             plan.heads, plan.pairs, plan.heads // plan.key_heads, plan.queries, plan.keys, plan.kind.query_start,
             plan.first, plan.last, plan.band_first, plan.band_lags, plan.stretch,
             *plan.columns("query"), *plan.columns("key"), *plan.columns("value"), *self.spans,
         )  # fmt: skip
+        # How many programs one table has at most, each with a block of rows of one residue.
+        self.row_programs = ALIGNED * max(
+            owners * blocks(plan.pairs // owners * self.spans[name == "key"], self.rows) for name, owners, _, _ in sides
+        )
 
-    def launch(self, kernel: Any, programs: int, sums: Sequence[Tensor], seen: Seen, *more: Any) -> None:
+    def launch(
+        self, kernel: Any, given: Sequence[Given], programs: int, sums: Sequence[Tensor | None], seen: Seen, *more: Any
+    ) -> None:
         """Launches the kernel on all tables; `programs` are those of one."""
         sides = tuple(
             Side(
                 view(of.x), of.table, of.scores, of.scores if of.ends is None else of.ends, of.scores if total is None else total,
                 *steps(of.table),
             )
-            for of, total in zip(self.given, sums or [None] * len(self.given), strict=True)
+            for of, total in zip(given, sums, strict=True)
         )  # fmt: skip
-        site = (self.kind, *((of.name, of.added, of.ends is None, of.x.stride(), of.x.data_ptr() % 16) for of in self.given))
-        values = (sides, seen, *self.numbers(), *more, self.flags)
-        self.plan.launch(site, kernel, (programs, len(self.given)), values, self.warps, self.stages)
+        site = (self.kind, self.sides, *((of.x.stride(), of.x.data_ptr() % 16, of.x.dtype, of.table.dtype) for of in given))
+        values = (sides, seen, *self.numbers, *more, self.flags)
+        self.plan.launch(site, kernel, (programs, len(given)), values, self.warps, self.stages)
 
 
 def make_scores(plan: Plan, tables: Sequence[tuple[str, Tensor, Tensor]], seen: Seen) -> dict[str, tuple[Tensor, Tensor]]:
@@ -129,41 +130,39 @@ def make_scores(plan: Plan, tables: Sequence[tuple[str, Tensor, Tensor]], seen: 
         scores = empty_scores(plan, rows_of(plan, name), plan.dtype)
         ends = empty_ends(plan, rows_of(plan, name)) if plan.flags["FAR"] else None
         given.append(Given(name, x, beside(plan, table), scores, ends))
-    product = Product(plan, "scores", given)
+    product = product_of(plan, "scores", given)
     # Passes look at whole tiles.
     reach = max(sum(tile[:2]) for tile in plan.tiles.values())
-    product.launch(scores_kernel, product.row_programs(), [], seen, reach)
+    product.launch(scores_kernel, given, product.row_programs, [None] * len(given), seen, reach)
     return {of.name: (of.scores, of.scores if of.ends is None else of.ends) for of in given}
 
 
 def add_row_gradients(plan: Plan, given: Sequence[Given], seen: Seen) -> None:
     """Adds to the gradients of the raw q and k, or writes to them, what gradients of scores and of their ends give."""
-    product = Product(plan, "rows", [of._replace(table=beside(plan, of.table)) for of in given])
-    product.launch(score_rows_kernel, product.row_programs(), [], seen, plan.kind.scale)
+    given = [of._replace(table=beside(plan, of.table)) for of in given]
+    product = product_of(plan, "rows", given)
+    product.launch(score_rows_kernel, given, product.row_programs, [None] * len(given), seen, plan.kind.scale)
 
 
 def table_gradients(plan: Plan, given: Sequence[Given], seen: Seen, dtypes: Sequence[torch.dtype]) -> dict[str, Tensor]:
     """Returns the gradients of tables of vectors, by name, from gradients of scores and of their ends."""
-    product = Product(plan, "table", given)
+    product = product_of(plan, "table", given)
     column_blocks = blocks(plan.band_lags + 2 * ALIGNED, product.columns)
     # The ends have programs and spots too.
     spots, programs = column_blocks * product.columns + 2, ALIGNED * (column_blocks + any(of.ends is not None for of in given))
     owners = [of.table.shape[0] for of in given]
-    row_blocks = max(product.row_programs() // ALIGNED, 1)
-    shares = max(1, min(row_blocks, TABLE_PROGRAMS // (programs * max(owners) * len(given))))
-    counts = [plan.pairs // each if plan.flags["STARTS"] else shares for each in owners]
+    shares = max(1, min(product.row_programs // ALIGNED, TABLE_PROGRAMS // (programs * max(owners) * len(given))))
+    counts = [plan.pairs if plan.flags["STARTS"] else shares * each for each in owners]
     sums = [
-        torch.empty(count * of.table.shape[0] * ALIGNED * spots * of.table.shape[2], dtype=torch.float32, device=of.x.device)
+        torch.empty(count * ALIGNED * spots * of.table.shape[2], dtype=torch.float32, device=of.x.device)
         for count, of in zip(counts, given, strict=True)
     ]
-    product.launch(
-        score_table_kernel, programs * max(a * b for a, b in zip(counts, owners, strict=True)), sums, seen, shares, spots
-    )
+    product.launch(score_table_kernel, given, programs * max(counts), sums, seen, shares, spots)
     found = [
         of._replace(table=torch.empty(of.table.shape, dtype=dtype, device=of.x.device))
         for of, dtype in zip(given, dtypes, strict=True)
     ]
-    fold = Product(plan, "fold", found)
+    fold = product_of(plan, "fold", found)
     programs = max(blocks(of.table.shape[1], fold.columns) * of.table.shape[0] for of in given)
-    fold.launch(fold_vectors_kernel, programs, sums, seen, shares, spots, plan.kind.scale)
+    fold.launch(fold_vectors_kernel, found, programs, sums, seen, shares, spots, plan.kind.scale)
     return {of.name: of.table for of in found}
