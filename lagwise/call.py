@@ -330,4 +330,4 @@ def check_longest(cu_seqlens: Tensor | None, max_seqlen: int | None) -> None:
         raise ValueError("max_seqlen is the length of the longest packed sequence, but cu_seqlens is missing: leave it out")
     require_sizes(max_seqlen=max_seqlen)
     fits = (cu_seqlens.diff() <= max_seqlen).all()
-    require(fits, f"cu_seqlens must have no sequence longer than max_seqlen={max_seqlen}", cu_seqlens)
+    require(fits, f"cu_seqlens must have no sequence longer than max_seqlen, {counted(max_seqlen)}", cu_seqlens)

@@ -304,7 +304,7 @@ CALLS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "longest too short": (
         tensors(1, cu_seqlens=torch.tensor([0, 4, 6]), max_seqlen=3),
-        "cu_seqlens must have no sequence longer than max_seqlen=3, but is [0, 4, 6]",
+        "cu_seqlens must have no sequence longer than max_seqlen, 3, but is [0, 4, 6]",
     ),
     "seed number": (
         tensors(dropout=0.5, seed=7),

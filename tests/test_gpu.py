@@ -6,9 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from encoders import assert_gradients_within_budget, gradients, twelve_layers
 from oracle import assert_hidden_keys_do_not_matter, assert_within_budget, make_encoding, make_terms
 from test_codes import CALLS, assert_kernels_within_budget, features, kernel_call
 from test_rotation import SHAPES, by_hand, case
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
 
 import lagwise
 from lagwise.call import Call
@@ -565,6 +568,35 @@ def test_compiled_attention_is_attention(impl, name):
             strict=True,
         ):
             torch.testing.assert_close(a, b, rtol=1.6e-2, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["t5", "huang4"])
+@pytest.mark.parametrize("options", [{"dynamic": True}, {"mode": "reduce-overhead"}], ids=words)
+def test_twelve_layers_train_as_one_graph(options, name):
+    """At any length where lengths are dynamic; as two CUDA graphs, forward and backward, where these are asked for."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = twelve_layers(name, head_dim=64, max_lag=40).cuda().to(BF16)
+    compiled = torch.compile(model, fullgraph=True, **options)
+    batches = [
+        torch.randn(2, time, model.dim, device="cuda", dtype=BF16)
+        for time in ((300, 331, 402) if "dynamic" in options else (300,))
+    ]
+    # CUDA graphs are captured in the second step.
+    for _ in range(2):
+        gradients(model, compiled, batches[0])
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for x in batches:
+            assert_gradients_within_budget(model, compiled, x)
+    assert not counters["graph_break"]
+    if "mode" in options:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            gradients(model, compiled, batches[0])
+        launched = [event.count for event in profiler.key_averages() if event.key == "cudaGraphLaunch"]
+        assert launched == [2] and counters["inductor"]["cudagraph_skips"] == 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

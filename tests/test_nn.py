@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import lagwise
-from lagwise import Encoding, Terms
+from lagwise import Encoding, Terms, noise
 from lagwise.encodings import options_of
 from lagwise.lens import attention_parts
 from lagwise.nn import Cache, Decoder, Encoder, Layer, RelativeAttention, Stack
+from lagwise.nn.stacks import layer_seeds
 
 DIM, HEADS, LAYERS, TIME = 32, 4, 2, 11
 
@@ -546,6 +547,13 @@ def test_layers_use_different_dropout_masks():
     for number, out in enumerate(outs):
         for other in outs[:number]:
             assert_different(out, other)
+
+
+def test_seeds_of_layers_count_the_layers_and_are_aligned():
+    seed = torch.tensor(5)
+    seeds = layer_seeds(seed, 5)
+    assert [int(x) for x in seeds] == [int(noise.bits(seed, noise.Stream.LAYER, number)) for number in range(5)]
+    assert all(x.shape == () and x.data_ptr() % 16 == 0 for x in seeds)
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -23,7 +23,7 @@ from lagwise.errors import (
 )
 from lagwise.lags import LagTable
 from lagwise.noise import Stream
-from lagwise.ops.register import without_autocast
+from lagwise.ops.register import is_exporting, without_autocast
 from lagwise.ops.soft_buckets import ACTIVATIONS, Drop, Weights, bias, read_out
 from lagwise.terms import Terms
 
@@ -84,7 +84,7 @@ class AT5(Encoding):
     def terms(self, first: int, last: int, *, scale: float, seed: Tensor | None = None) -> Terms:
         if self.causal:
             require_past_only(self, last)
-        if self.max_lag is not None and torch.compiler.is_exporting():
+        if self.max_lag is not None and is_exporting():
             # One table for all lengths that the program may be called with.
             first, last = -self.max_lag, 0 if self.causal else self.max_lag
         elif self.max_lag is not None:

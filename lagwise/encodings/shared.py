@@ -1,10 +1,13 @@
 """Tables in which several lags share a value."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lagwise.ops.register import torch_transforms, transforms_are_active
+from lagwise.ops.register import Operator, torch_transforms, transforms_are_active
 
 
 class Gathered(torch.autograd.Function):
@@ -22,8 +25,31 @@ class Gathered(torch.autograd.Function):
         if torch_transforms():
             found = gradient.new_zeros(gradient.shape[0], len(starts)).index_add(1, place, gradient)
         else:
-            found = torch.embedding_bag(gradient.T, lags, starts, mode=0)[0].T
+            found = sums(gradient, lags, starts)
         return found, None, None, None
+
+
+def sums(gradient: Float[Tensor, "heads lags"], lags: Tensor, starts: Tensor) -> Float[Tensor, "heads count"]:
+    """Returns the sums over the lags that share a value."""
+    return torch.embedding_bag(gradient.T, lags, starts, mode=0)[0].T
+
+
+def derivative(
+    arguments: list[Any], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Returns the gradient of the values that lags share."""
+    _, _, lags, starts = arguments
+    (gradient,) = gradients
+    return [None if gradient is None else sums(gradient, lags, starts)]
+
+
+GATHER = Operator(
+    "gather", "Tensor weight, Tensor place, Tensor lags, Tensor starts",
+    compute=lambda weight, place, *_: [weight.index_select(1, place)],
+    outputs=lambda weight, place, *_: [weight.new_empty(weight.shape[0], place.shape[0])],
+    derivative=derivative,
+)  # fmt: skip
+"""The same for compilers: torch's cache of autograd graphs takes none that has a function of autograd."""
 
 
 class Shared(nn.Module):
@@ -54,4 +80,6 @@ class Shared(nn.Module):
         """Returns the values of all lags."""
         if transforms_are_active() or torch_transforms():
             return weight.index_select(1, self.place)
+        if torch.compiler.is_compiling():
+            return GATHER(weight, self.place, self.lags, self.starts)[0]
         return Gathered.apply(weight, self.place, self.lags, self.starts)

@@ -80,9 +80,11 @@ def attention_forward(
     key_mask = None if key_mask is None else at_length(key_mask, keys)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     place: dict[str, Any] = dict(causal=mask.causal, window=mask.window, query_start=mask.query_start)
-    make: Callable[..., Terms] | None = getattr(module, "lagwise_terms", None)
+    # A layer with a table of its own was not converted.
+    converted = position_bias is None
+    make: Callable[..., Terms] | None = getattr(module, "lagwise_terms", None) if converted else None
     # Eager attention without dropout leaves the default generator alone, and so does this.
-    random = dropout > 0.0 or getattr(module, "lagwise_random", make is not None)
+    random = dropout > 0.0 or (make is not None and getattr(module, "lagwise_random", True))
     seed = noise.draw_seed(module.training, query.device) if random else None
     if position_bias is not None:
         terms = t5.terms_of(module, position_bias)
@@ -97,7 +99,7 @@ def attention_forward(
             "attention_mask must be given where positions matter and there are other keys than the queries' own, because it "
             f"tells where the queries stand, but is None for {queries} queries and {keys} keys"
         )
-    feature_map: FeatureMap | None = getattr(module, "lagwise_feature_map", None)
+    feature_map: FeatureMap | None = getattr(module, "lagwise_feature_map", None) if converted else None
     if feature_map is None:
         out = attention(query, key, value, terms, key_mask=key_mask, scale=scale, dropout=dropout, seed=seed, **place)
     else:
@@ -130,9 +132,10 @@ def check_options(module: nn.Module, options: dict[str, Any]) -> None:
     """Raises for what a model asks of attention and would not get."""
     config = getattr(module, "config", None)
     asked = {"output_attentions": getattr(config, "output_attentions", False), **options}
-    for name, meaning in UNHONOURED.items():
-        if asked.get(name) is not None and asked[name] is not False:
-            raise ValueError(f"{name} {meaning}, and attn_implementation={NAME!r} does not do that: leave it out, or {OTHERWISE}")
+    for name in UNHONOURED.keys() & asked.keys():
+        if asked[name] is not None and asked[name] is not False:
+            words = f"{name} {UNHONOURED[name]}, and attn_implementation={NAME!r} does not do that"
+            raise ValueError(f"{words}: leave it out, or {OTHERWISE}")
     kind = getattr(config, "position_embedding_type", None)
     # Cross-attention never had relative positions.
     relative = isinstance(kind, str) and kind.startswith("relative") and "CrossAttention" not in type(module).__name__

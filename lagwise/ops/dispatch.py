@@ -11,7 +11,7 @@ from lagwise.call import Call
 from lagwise.errors import counted, require_choice
 from lagwise.ops import support
 from lagwise.ops.merge import near_band
-from lagwise.ops.register import torch_transforms
+from lagwise.ops.register import is_exporting, torch_transforms
 from lagwise.terms import Terms
 
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
@@ -80,7 +80,7 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice("dense", f"the others cannot do this: {reason}")
     on_gpu, vectors = "cuda" in asked, bool(asked & VECTORS)
     # An exported program has one choice for all lengths: those at hand say nothing about others.
-    any_length = torch.compiler.is_exporting()
+    any_length = is_exporting()
     # Half-precision inputs are left to those who sum in float32.
     if not any_length and shape.queries * shape.keys <= DENSE_PAIRS and not vectors and asked & {"float32", "float64"}:
         few = f"{counted(shape.queries)} queries and {counted(shape.keys)} keys are few pairs"

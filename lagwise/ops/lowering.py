@@ -36,6 +36,7 @@ class Lowered(NamedTuple):
     value: Tensor | None  # [heads or 1, lags, value_dim]
     firsts: list[int]
     call: Call
+    plans: dict[Any, Any] | None = None  # what an implementation decides of the call, for both of its passes
 
     @property
     def starts(self) -> Tensor | None:
@@ -46,6 +47,12 @@ class Lowered(NamedTuple):
     def query_start(self) -> int:
         """The position of the first query, 0 where it is one per row."""
         return 0 if isinstance(self.call.query_start, Tensor) else self.call.query_start
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All that may be tensors: the fields of DIFFERENTIABLE, then `key_mask`, `cu_seqlens`, `starts` and `seed`."""
+        call, start = self.call, self.call.query_start
+        return *self[:12], call.key_mask, call.cu_seqlens, start if isinstance(start, Tensor) else None, call.seed
 
 
 DIFFERENTIABLE = ("q", "k", "v", "raw_q", "raw_k", "bias", "past_slope", "future_slope", "gain", "query", "key", "value")
@@ -65,7 +72,7 @@ def flat(lowered: Lowered) -> tuple[Any, ...]:
     call = lowered.call
     window = None if call.window is None else list(call.window)
     options = (call.key_mask, call.cu_seqlens, lowered.starts, lowered.query_start, call.causal, window, call.scale, call.dropout)
-    return (*lowered[:-1], *options, call.seed, call.max_seqlen)
+    return (*lowered[:13], *options, call.seed, call.max_seqlen)
 
 
 def unflattened(arguments: Sequence[Any]) -> Lowered:
@@ -75,7 +82,7 @@ def unflattened(arguments: Sequence[Any]) -> Lowered:
         causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
         query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed, max_seqlen=max_seqlen,
     )  # fmt: skip
-    return Lowered._make((*arguments[:13], call))
+    return Lowered(*arguments[:13], call)
 
 
 def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
@@ -88,6 +95,9 @@ def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
     tables = terms.tables()
     slopes = (terms.bias.slopes if terms.bias is not None else None) or (None, None)
     call = call.with_key_mask(k.shape[2])
+    if call.seed is not None and call.dropout == 0.0:
+        # Nobody reads it any more, and it would be saved for the backward pass.
+        call = replace(call, seed=None)
     if isinstance(call.query_start, Tensor):
         call = replace(call, query_start=call.query_start.expand(q.shape[0]).clone())
     return Lowered(
@@ -101,6 +111,7 @@ def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:
         value=tables["value"].values if "value" in tables else None,
         firsts=[tables[name].first if name in tables else 0 for name in TABLES],
         call=call,
+        plans={},
     )  # fmt: skip
 
 

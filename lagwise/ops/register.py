@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -53,73 +53,125 @@ class Operator:
             return self.operator(*arguments)
 
     def _in_own_context(self, *arguments: Any) -> list[Tensor]:
-        """Computes without autocast on the device of the first tensor: kernels run on the current device."""
+        """Computes the results on the device of the first tensor."""
         first = next(x for x in arguments if isinstance(x, Tensor))
-        here = not first.is_cuda or first.device.index == torch.cuda.current_device()
-        if here and not autocasts(first):
-            return list(self.compute(*arguments))
-        with without_autocast(first), nullcontext() if here else torch.cuda.device(first.device):
-            return list(self.compute(*arguments))
+        return list(in_own_context(first, self.compute, *arguments))
 
     def __call__(self, *arguments: Any) -> Sequence[Tensor]:
         """Returns the results; a transform of `torch.func` around the call wants the function of autograd, not the operator."""
         if transforms_are_active():
             return self.function.apply(*arguments)
-        if not is_eager(arguments):
+        tensors = eager_tensors(arguments)
+        if tensors is None:
             return self.operator(*arguments)
-        if torch.is_grad_enabled():
-            tensors = [x for x in arguments if isinstance(x, Tensor)]
-            if any(x.requires_grad for x in tensors):
-                return Direct.apply(self, arguments, *tensors)
-        return self._in_own_context(*arguments)
+        return directly(Arguments(self, arguments), tensors)
 
 
-PLAIN_TENSORS = {Tensor, torch.nn.Parameter}
+def in_own_context(x: Tensor, compute: Callable[..., Sequence[Tensor]], *arguments: Any) -> Sequence[Tensor]:
+    """Computes without autocast on the device of x: kernels run on the current device."""
+    here = not x.is_cuda or x.device.index == torch.cuda.current_device()
+    if here and not autocasts(x):
+        return compute(*arguments)
+    with without_autocast(x), nullcontext() if here else torch.cuda.device(x.device):
+        return compute(*arguments)
 
 
-def is_eager(arguments: Sequence[Any]) -> bool:
-    """Says whether nobody is looking on: no compiler, no mode, no tracer, no subclass of tensors, and no tensor without data."""
+# What an eager call may be given beside tensors, so that nothing else has to be looked at closely.
+PLAIN_TYPES = {type(None), bool, int, float, str, list, tuple, torch.dtype, torch.device}
+
+
+def eager_tensors(arguments: Sequence[Any]) -> list[Tensor] | None:
+    """Returns the tensors among arguments where nobody is looking on, otherwise None.
+
+    Who looks on: a compiler, a mode, a tracer, a subclass of tensors; tensors without data are nobody's to compute with.
+    """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False
+        return None
     if torch._C._get_tracing_state() is not None:
-        return False
-    return all(type(x) in PLAIN_TENSORS and not x.is_meta for x in arguments if isinstance(x, Tensor))
+        return None
+    tensors = []
+    for x in arguments:
+        kind = type(x)
+        if kind is Tensor or kind is torch.nn.Parameter:
+            if x.is_meta:
+                return None
+            tensors.append(x)
+        elif kind not in PLAIN_TYPES:
+            return None
+    return tensors
+
+
+class Work(Protocol):
+    """Something to compute from tensors, and its derivative. It holds no tensors: those are saved by autograd."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
+        """Returns the results, and how many of them, the first ones, the caller gets; the others are for the backward pass."""
+        ...
+
+    def backward(
+        self, tensors: Sequence[Tensor], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        """Returns the gradients of the tensors."""
+        ...
+
+
+def directly(work: Work, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Computes something in an eager call, with its derivative where one may be asked for."""
+    if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
+        return apply_directly(work, *tensors)
+    results, count = work.forward(tensors)
+    return results[:count]
 
 
 class Direct(torch.autograd.Function):
-    """An operator in an eager call, with its derivative."""
+    """What is computed in an eager call, with its derivative."""
 
     @staticmethod
-    def forward(ctx, operator: Operator, arguments: Sequence[Any], *tensors: Tensor):
-        results = tuple(operator._in_own_context(*arguments))
-        ctx.operator = operator
+    def forward(ctx, work: Work, *tensors: Tensor):
+        results, count = work.forward(tensors)
+        ctx.work, ctx.count = work, len(tensors)
         ctx.set_materialize_grads(False)
-        if operator.differentiable is not None:
-            ctx.mark_non_differentiable(*results[operator.differentiable :])
-        ctx.places = [place for place, x in enumerate(arguments) if isinstance(x, Tensor)]
-        ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
         ctx.save_for_backward(*tensors, *results)
-        return results
+        return tuple(results[:count])
 
     @staticmethod
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
-        needed = [False] * len(ctx.others)
-        for place, need in zip(ctx.places, ctx.needs_input_grad[2:], strict=True):
-            needed[place] = need
-        found = derivative_of(ctx, ctx.operator.derivative, gradients, needed)
-        return None, None, *(found[place] if place < len(found) else None for place in ctx.places)
+        # Read once: under activation checkpointing each tensor is handed out once.
+        saved, count = ctx.saved_tensors, ctx.count
+        return None, *ctx.work.backward(saved[:count], saved[count:], gradients, ctx.needs_input_grad[1:])
 
 
-def derivative_of(
-    ctx: Any, derivative: Derivative, gradients: Sequence[Tensor | None], needed: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    """Returns the gradients of the arguments that were saved."""
-    # Read once: under activation checkpointing each tensor is handed out once.
-    tensors, count = ctx.saved_tensors, len(ctx.places)
-    arguments = list(ctx.others)
-    for place, x in zip(ctx.places, tensors[:count], strict=True):
-        arguments[place] = x
-    return derivative(arguments, tensors[count:], gradients, needed)
+# Not `Direct.apply`, which looks for transforms in each argument: there are none around an eager call.
+apply_directly: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, Direct).apply
+
+
+class Arguments:
+    """An operator with its arguments, of which tensors are left out."""
+
+    def __init__(self, operator: Operator, arguments: Sequence[Any]):
+        self.operator = operator
+        self.places = [place for place, x in enumerate(arguments) if isinstance(x, Tensor)]
+        self.others = [None if isinstance(x, Tensor) else x for x in arguments]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Returns all arguments."""
+        arguments = list(self.others)
+        for place, x in zip(self.places, tensors, strict=True):
+            arguments[place] = x
+        return arguments
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
+        results = self.operator._in_own_context(*self.with_tensors(tensors))
+        return results, len(results) if self.operator.differentiable is None else self.operator.differentiable
+
+    def backward(
+        self, tensors: Sequence[Tensor], results: Sequence[Tensor], gradients: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        wanted = [False] * len(self.others)
+        for place, need in zip(self.places, needed, strict=True):
+            wanted[place] = need
+        found = self.operator.derivative(self.with_tensors(tensors), results, gradients, wanted)
+        return [found[place] if place < len(found) else None for place in self.places]
 
 
 def differentiable_function(operator: Any, derivative: Derivative, differentiable: int | None) -> type[torch.autograd.Function]:
@@ -142,7 +194,12 @@ def differentiable_function(operator: Any, derivative: Derivative, differentiabl
 
         @staticmethod
         def backward(ctx, *gradients):
-            found = derivative_of(ctx, derivative, gradients, ctx.needs_input_grad)
+            # Read once: under activation checkpointing each tensor is handed out once.
+            tensors, count = ctx.saved_tensors, len(ctx.places)
+            arguments = list(ctx.others)
+            for place, x in zip(ctx.places, tensors[:count], strict=True):
+                arguments[place] = x
+            found = derivative(arguments, tensors[count:], gradients, ctx.needs_input_grad)
             return (*found, *[None] * (len(ctx.others) - len(found)))
 
     return Differentiable
@@ -181,6 +238,11 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
 def autocasts(x: Tensor) -> bool:
     """Says whether autocast is on for the device of x; the meta device has none."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
+def is_exporting() -> bool:
+    """Says whether a program is being exported. The compiler of torch 2.11 takes torch's own function of this name for true."""
+    return torch.compiler._is_exporting_flag
 
 
 def transforms_are_active() -> bool:

@@ -34,12 +34,12 @@ def lag_ranges(plan: Plan) -> list[tuple[int, int]]:
 def forward(lowered: Lowered) -> list[Tensor]:
     """Returns the output and the log-sum-exp, then what was prepared of tables and masks, for both passes."""
     plan = plan_for(lowered)
-    prepared = prepare(plan, lowered)
-    out, lse = call_outputs(lowered)
     ranges = lag_ranges(plan)
     if not ranges:
-        attend(Inputs(plan, lowered, prepared), out, lse)
-        return [out, lse, *prepared]
+        inputs = [x for x in lowered.tensors if x is not None]
+        return plan.tapes.run("forward", inputs, lambda: attended(plan, lowered))
+    prepared = prepare(plan, lowered)
+    out, lse = call_outputs(lowered)
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     lse.fill_(-torch.inf)
     for lags in ranges:
@@ -49,15 +49,24 @@ def forward(lowered: Lowered) -> list[Tensor]:
     return [out.copy_(total), lse, *prepared]
 
 
+def attended(plan: Plan, lowered: Lowered) -> list[Tensor]:
+    """Returns what `forward` does, where all lags are computed at once."""
+    prepared = prepare(plan, lowered)
+    out, lse = call_outputs(lowered)
+    attend(Inputs(plan, lowered, prepared), out, lse)
+    return [out, lse, *prepared]
+
+
 def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
-    out, lse, *prepared = saved
-    dout = dout if dout.stride(3) == 1 else dout.contiguous()
-    given = Incoming(out, lse, dout, None if dlse is None else dlse.contiguous())
     plan = plan_for(lowered)
     ranges = lag_ranges(plan)
     if not ranges:
-        return gradients(lowered, differentiate(Inputs(plan, lowered, prepared), given, learned=learned), learned)
+        incoming = [*saved, dout] if dlse is None else [*saved, dout, dlse]
+        inputs = [*[x for x in lowered.tensors if x is not None], *incoming]
+        key = learned, dlse is None, *[(x.stride(), x.dtype, x.data_ptr() % 16) for x in incoming]
+        return plan.tapes.run(key, inputs, lambda: differentiated(plan, lowered, saved, dout, dlse, learned))
+    given, prepared = incoming_of(saved, dout, dlse)
     found: dict[str, Tensor] = {}
     for lags in ranges:
         inputs = Inputs(plan_for(lowered, lags=lags), lowered, prepared)
@@ -65,6 +74,21 @@ def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor |
         more = differentiate(inputs, given, learned=learned, dtype=torch.float32)
         found = {name: found[name] + x if name in found else x for name, x in more.items()}
     return gradients(lowered, found, learned)
+
+
+def incoming_of(saved: list[Tensor], dout: Tensor, dlse: Tensor | None) -> tuple[Incoming, list[Tensor]]:
+    """Returns what gradients start from, as kernels take it, and what was prepared of tables and masks."""
+    out, lse, *prepared = saved
+    dout = dout if dout.stride(3) == 1 else dout.contiguous()
+    return Incoming(out, lse, dout, None if dlse is None else dlse.contiguous()), prepared
+
+
+def differentiated(
+    plan: Plan, lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool
+) -> list[Tensor]:
+    """Returns what `backward` does, where all lags are computed at once."""
+    given, prepared = incoming_of(saved, dout, dlse)
+    return gradients(lowered, differentiate(Inputs(plan, lowered, prepared), given, learned=learned), learned)
 
 
 def outputs(lowered: Lowered) -> list[Tensor]:

@@ -71,7 +71,8 @@ def words_of(fields: Mapping[str, Any]) -> str:
     """
     names = [str(fields[name]) for name in ("model", "attention", "encoding") if name in fields]
     options = [f"{name}={value}" for name, value in fields.get("options", {}).items() if name != "causal"]
-    return ", ".join([*names, *options, *(f"{name} {fields[name]}" for name in ("dropout", "position") if name in fields)])
+    others = [f"{name} {fields[name]}" for name in ("dropout", "position", "mode") if name in fields]
+    return ", ".join([*names, *options, *others])
 
 
 def shape_of(fields: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ REMEDY = "expected are lines that `lagwise bench` has written"
 
 IDENTITY = (
     "bench", "contender", "dtype", "model", "attention", "encoding", "options", "batch", "heads", "time", "head_dim", "dim",
-    "layers", "symbols", "dropout", "position", "causal", "graph", "eager", "ragged",
+    "layers", "mode", "symbols", "dropout", "position", "causal", "graph", "eager", "ragged",
 )  # fmt: skip
 """What two lines share that measure the same thing. Where one lacks a field, it is as if it were empty or off."""
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -129,7 +129,7 @@ def goals_of(encoding: str, device: torch.device) -> dict[str, Any]:
     return {"training_goal_ms": training, "forward_goal_ms": forward, "kernels_goal": KERNEL_GOALS.get(encoding) if gpu else None}
 
 
-def count_kernels(step: Callable[[], object], leaves: list[Tensor]) -> int:
+def count_kernels(step: Callable[[], object], leaves: Sequence[Tensor]) -> int:
     """Returns how many kernels a step runs on the GPU, without those that add gradients to older ones."""
     for leaf in leaves:
         leaf.grad = None

@@ -1,19 +1,33 @@
-"""Launches of kernels: Triton's own, the first time, and its compiled kernel from then on.
+"""Launches of kernels: Triton's own, the first time, and the driver's from then on.
 
-Triton works out at every launch what a kernel has to be compiled for, which takes longer than the launch of a compiled kernel
-(docs/decisions.md has a measurement). Here that is worked out from fewer facts and looked up.
+Triton works out at every launch what a kernel has to be compiled for, and then reads its arguments one by one; both take longer
+than the launch itself (docs/decisions.md has measurements). Here the first is worked out from fewer facts and looked up. For the
+second, the arguments are packed as the kernel finds them in memory: only the addresses of tensors differ from launch to launch.
 """
 
+import ctypes
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from struct import Struct
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+
+HOOKS = triton.knobs.runtime
+# How C writes the types of Triton's arguments.
+FORMATS = {"i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
+# The numbers by which the driver knows what a list of extras holds.
+BUFFER_POINTER, BUFFER_SIZE = 1, 2
+MOST_BYTES = 4096
 
 
 def wide(x: float) -> bool:
@@ -47,24 +61,175 @@ def key_of(kernel: Any, values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def flattened(value: Any) -> Iterator[Any]:
+    """Yields what is in nested tuples."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from flattened(each)
+    else:
+        yield value
+
+
+def replaced(value: Any, found: Iterator[Any]) -> Any:
+    """Returns nested tuples with what is found next in the places of their tensors."""
+    if isinstance(value, tuple):
+        make = getattr(value, "_make", tuple)
+        return make(replaced(each, found) for each in value)
+    return next(found) if isinstance(value, Tensor | Missing) else value
+
+
+class Missing:
+    """Stands for a tensor."""
+
+
+MISSING = Missing()
+
+
+class Runner:
+    """Launches one kernel on one grid, again and again, with arguments that differ in nothing but where tensors are."""
+
+    def __init__(self, kernel: Any, compiled: Any, size: int, values: Sequence[Any]):
+        self.kernel, self.compiled, self.grid = kernel, compiled, (size, 1, 1)
+        tensors = [x for x in flattened(tuple(values)) if isinstance(x, Tensor)]
+        self.types = [x.dtype for x in tensors]
+        self.values = replaced(tuple(values), iter([MISSING] * len(tensors)))
+        self.packed = Packed(compiled, size, self.values) if DIRECT.value and is_packable(compiled) else None
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        """Launches it with tensors and numbers."""
+        found = [x for x in flattened(tuple(values)) if isinstance(x, Tensor)]
+        notify(self, found)
+        self.launch([x.data_ptr() for x in found] if DIRECT.value else found)
+
+    def launch(self, found: Sequence[Any]) -> None:
+        """Launches it with the addresses of its tensors, or where kernels are interpreted with the tensors."""
+        if self.packed is not None and not somebody_watches():
+            self.packed(found)
+        elif DIRECT.value:
+            self.compiled[self.grid](*replaced(self.values, iter(found)))
+        else:
+            # The interpreter computes with torch, which nobody else should see.
+            with _disable_current_modes():
+                self.kernel[self.grid](*replaced(self.values, iter(found)))
+
+
+def somebody_watches() -> bool:
+    """Says whether a profiler has asked Triton to be told of launches."""
+    return bool(HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls)
+
+
+def is_packable(compiled: Any) -> bool:
+    """Says whether a kernel takes its arguments and nothing else, on NVIDIA's driver."""
+    about = compiled.metadata
+    more = about.global_scratch_size, about.profile_scratch_size, about.launch_cooperative_grid, about.launch_pdl
+    return torch.version.cuda is not None and about.num_ctas == 1 and not any(more)
+
+
+class Packed:
+    """A compiled kernel, and its arguments as they lie in memory, with room for the addresses of its tensors."""
+
+    def __init__(self, compiled: Any, size: int, values: tuple[Any, ...]):
+        types = flattened(tuple(compiled.src.signature.values()))
+        # Triton has two addresses of its own behind the arguments.
+        pairs = [(kind, x) for kind, x in zip(types, flattened(values), strict=True) if kind != "constexpr"]
+        self.layout = Struct("".join("Q" if kind.startswith("*") else FORMATS[kind] for kind, _ in pairs) + "QQ")
+        self.fields = [*(0 if x is MISSING else x for _, x in pairs), 0, 0]
+        self.places = [place for place, (_, x) in enumerate(pairs) if x is MISSING]
+        about = compiled.metadata
+        self.device, self.launch = torch.cuda.current_device(), driver_launch()
+        self.numbers = (loaded(compiled, self.device), size, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        fields = self.fields.copy()
+        for place, address in zip(self.places, addresses, strict=True):
+            fields[place] = address
+        self.send(fields, torch._C._cuda_getCurrentRawStream(self.device))
+
+    def send(self, fields: list[Any], stream: int) -> None:
+        """Launches the kernel with all of its arguments."""
+        block = own_block()
+        self.layout.pack_into(block.memory, 0, *fields)
+        block.size.value = self.layout.size
+        code = self.launch(*self.numbers, stream, None, block.extras)
+        if code:
+            raise RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
+
+
+@cache
+def loaded(compiled: Any, device: int) -> int:
+    """Returns the driver's handle of a kernel on a device. Triton's own way there compiles a program in C first."""
+    driver = triton.runtime.driver.active.utils
+    there = driver.get_device_properties(device)["max_shared_mem"]
+    if compiled.metadata.shared > there:
+        raise triton.runtime.errors.OutOfResources(compiled.metadata.shared, there, "shared memory")
+    return driver.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)[1]
+
+
+class Block:
+    """Memory for the arguments of a launch, and what the driver is told of it."""
+
+    def __init__(self):
+        self.memory, self.size = ctypes.create_string_buffer(MOST_BYTES), ctypes.c_size_t(0)
+        places = (BUFFER_POINTER, ctypes.addressof(self.memory), BUFFER_SIZE, ctypes.addressof(self.size), 0)
+        self.list = (ctypes.c_void_p * 5)(*places)
+        self.extras = ctypes.addressof(self.list)
+
+
+_own = threading.local()
+
+
+def own_block() -> Block:
+    """Returns the block of the current thread: forward and backward passes run on threads of their own."""
+    try:
+        return _own.block
+    except AttributeError:
+        _own.block = Block()
+        return _own.block
+
+
+@cache
+def driver_launch() -> Callable[..., int]:
+    """Returns the driver's function that launches kernels."""
+    launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+    launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+    launch.restype = ctypes.c_int
+    return launch
+
+
+Listener = Callable[[Runner, list[Tensor]], None]
+_listening = threading.local()
+
+
+def listen(listener: Listener | None) -> None:
+    """Lets a listener know of all launches of this thread, before they happen; None ends it."""
+    _listening.listener = listener
+
+
+def notify(runner: Runner, tensors: list[Tensor]) -> None:
+    listener = getattr(_listening, "listener", None)
+    if listener is not None:
+        listener(runner, tensors)
+
+
 def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
     """Launches a kernel with those of the arguments that it takes."""
     launch(kernel, grid, [arguments[name] for name in kernel.arg_names], warps, stages)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Any:
+def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner:
     """Launches a kernel, and returns what launches it again on the same grid with arguments of the same kinds.
 
     The grid is flat, first axis fastest: only that may have more than 65,535 programs.
     """
-    size = (math.prod(grid), 1, 1)
-    if not DIRECT.value:
-        kernel[size](*values)
-        return kernel[size]
-    key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
-    compiled = _compiled.get(key)
-    if compiled is None:
-        compiled = _compiled[key] = kernel[size](*values, num_warps=warps, num_stages=stages)
-    else:
-        compiled[size](*values)
-    return compiled[size]
+    size = math.prod(grid)
+    compiled = None
+    if DIRECT.value:
+        key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
+        compiled = _compiled.get(key)
+        if compiled is None:
+            # Compiles it, and launches nothing yet.
+            compiled = kernel.warmup(*values, grid=(size, 1, 1), num_warps=warps, num_stages=stages)
+            _compiled[key] = compiled
+    runner = Runner(kernel, compiled, size, values)
+    runner(values)
+    return runner

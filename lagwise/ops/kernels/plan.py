@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lagwise.call import Call
 from lagwise.noise import KEEP_BITS
 from lagwise.ops.kernels.arguments import Flags
-from lagwise.ops.kernels.launches import launch
+from lagwise.ops.kernels.launches import Runner, launch
+from lagwise.ops.kernels.tape import Tapes
 from lagwise.ops.kernels.tiles import DIRECT
 from lagwise.ops.lowering import DIFFERENTIABLE, Lowered
 from lagwise.terms import TABLES
@@ -67,25 +67,27 @@ class Kind(NamedTuple):
     only: tuple[int, int] | None
 
 
-def layout_of(x: Tensor | None) -> Layout | None:
-    return None if x is None else (x.shape, x.stride(), x.dtype)
-
-
 def plan_for(lowered: Lowered, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None) -> "Plan":
     """Returns the plan of a call, made once for all of its kind.
 
     `lags` limits the lags that are seen, as a window does; `only` limits them to a band without ends, the near part of `split`.
     """
-    call = lowered.call
-    tensors: list[Tensor | None] = [getattr(lowered, name) for name in DIFFERENTIABLE]
-    options = (call.key_mask, call.cu_seqlens, lowered.starts, call.seed)
-    places = [0 if x is None else x.data_ptr() % 16 for x in (*tensors, *options)]
-    return kept_plan(
-        Kind(
-            lowered.q.device, tuple(map(layout_of, tensors)), tuple(map(layout_of, options)),
-            tuple(places) if any(places) else (), tuple(lowered.firsts), lowered.query_start, call.causal, call.window,
-            call.scale, call.dropout, lags, only,
-        )
+    plans = {} if lowered.plans is None else lowered.plans
+    plan = plans.get((lags, only))
+    if plan is None:
+        plan = plans[lags, only] = kept_plan(kind_of(lowered, lags, only))
+    return plan
+
+
+def kind_of(lowered: Lowered, lags: tuple[int, int] | None, only: tuple[int, int] | None) -> Kind:
+    """Returns what a call is known by."""
+    call, tensors = lowered.call, lowered.tensors
+    places = [0 if x is None else x.data_ptr() % 16 for x in tensors]
+    layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
+    count = len(DIFFERENTIABLE)
+    return Kind(
+        lowered.q.device, tuple(layouts[:count]), tuple(layouts[count:]), tuple(places) if any(places) else (),
+        tuple(lowered.firsts), lowered.query_start, call.causal, call.window, call.scale, call.dropout, lags, only,
     )  # fmt: skip
 
 
@@ -132,7 +134,8 @@ class Plan:
             self.near_first, self.near_last, self.low, self.high, self.table_first, self.table_lags,
             self.band_first, self.band_lags, self.stretch, kind.scale, round(kind.dropout * 2**KEEP_BITS),
         )  # fmt: skip
-        self.runners: dict[Any, Any] = {}
+        self.runners: dict[Any, Runner] = {}
+        self.tapes = Tapes()
         self.site_flags: dict[Any, Flags] = {}
         self.products: dict[Any, Any] = {}
 
@@ -229,7 +232,7 @@ class Plan:
         if runner is None:
             self.runners[site] = launch(kernel, grid, values, warps, stages)
         else:
-            runner(*(addresses(values) if DIRECT.value else values))
+            runner(values)
 
     def launch_tiles(self, kind: str, site: Any, kernel: Any, values: tuple[Any, ...]) -> None:
         """Launches a kernel on all blocks of queries, or with the kind "key" of keys, of all heads."""
@@ -239,11 +242,6 @@ class Plan:
 
 
 kept_plan = lru_cache(maxsize=KEPT_PLANS)(Plan)
-
-
-def addresses(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns arguments with tensors as the addresses of their memory: of a tensor a launch would ask the driver where it is."""
-    return tuple(x.data_ptr() if isinstance(x, Tensor) else addresses(x) if isinstance(x, tuple) else x for x in values)
 
 
 def near_lags(low: int, high: int, causal: bool) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 import typer
 
-from lagwise.lab.cli.bench import attention, compare, hf, host, linear, loop, models, plot
+from lagwise.lab.cli.bench import attention, compare, compiled, hf, host, linear, loop, models, plot
 from lagwise.lab.cli.console import help_of
 
 app = typer.Typer(
@@ -12,7 +12,7 @@ app = typer.Typer(
 
 
 for name, module in {
-    "attention": attention, "host": host, "linear": linear, "hf": hf, "models": models, "loop": loop, "compare": compare,
-    "plot": plot,
+    "attention": attention, "host": host, "compiled": compiled, "linear": linear, "hf": hf, "models": models, "loop": loop,
+    "compare": compare, "plot": plot,
 }.items():  # fmt: skip
     app.command(name, help=help_of(module.command))(module.command)
