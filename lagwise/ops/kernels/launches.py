@@ -17,12 +17,13 @@ import torch
 import triton
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from triton import knobs
 
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
-HOOKS = triton.knobs.runtime
+HOOKS = knobs.runtime
 # How C writes the types of Triton's arguments.
 FORMATS = {"i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
 # The numbers by which the driver knows what a list of extras holds.
@@ -158,11 +159,11 @@ class Packed:
 @cache
 def loaded(compiled: Any, device: int) -> int:
     """Returns the driver's handle of a kernel on a device. Triton's own way there compiles a program in C first."""
-    driver = triton.runtime.driver.active.utils
-    there = driver.get_device_properties(device)["max_shared_mem"]
+    driver: Any = triton.runtime.driver.active
+    there = driver.utils.get_device_properties(device)["max_shared_mem"]
     if compiled.metadata.shared > there:
         raise triton.runtime.errors.OutOfResources(compiled.metadata.shared, there, "shared memory")
-    return driver.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)[1]
+    return driver.utils.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)[1]
 
 
 class Block:

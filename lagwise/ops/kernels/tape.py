@@ -207,7 +207,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(step[0], Runner):
                 steps.append(Launch.at(step[0], [where(spot) for spot in step[1]]))
             else:
-                steps.append(Operation(step[0], *tree_map_only(Spot, where, step[1:3], is_spot), step[3]))
+                arguments, options = tree_map_only(Spot, where, step[1:3], is_spot)
+                steps.append(Operation(step[0], arguments, options, step[3]))
         found: list[tuple[int, Where | None]] = []
         for spot, number in zip(spots, returned, strict=True):
             all_of_it = spot.offset == 0 and same_layout(spot.x, whole[number])
