@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lagwise.ops.kernels.ahead import compile_present, note
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -55,8 +56,11 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: in
 def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Any:
     """Launches a kernel, and returns what launches it again on the same grid with arguments of the same kinds.
 
-    The grid is flat, first axis fastest: only that may have more than 65,535 programs.
+    The grid is flat, first axis fastest: only that may have more than 65,535 programs. A rehearsal launches nothing, and nothing
+    is returned.
     """
+    if note(kernel, values, warps, stages):
+        return None
     size = (math.prod(grid), 1, 1)
     if not DIRECT.value:
         kernel[size](*values)
@@ -64,6 +68,7 @@ def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int
     key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
     compiled = _compiled.get(key)
     if compiled is None:
+        compile_present()
         compiled = _compiled[key] = kernel[size](*values, num_warps=warps, num_stages=stages)
     else:
         compiled[size](*values)

@@ -232,7 +232,9 @@ class Plan:
         """Launches a kernel; `site` tells apart all launches of the plan whose arguments differ in more than where they are."""
         runner = self.runners.get(site)
         if runner is None:
-            self.runners[site] = launch(kernel, grid, values, warps, stages)
+            runner = launch(kernel, grid, values, warps, stages)
+            if runner is not None:
+                self.runners[site] = runner
         else:
             runner(*(addresses(values) if DIRECT.value else values))
 

@@ -1,0 +1,127 @@
+"""The first call of a kind: all kernels that it and its gradient need are compiled at once, before the first is launched.
+
+Triton compiles a kernel where it is first launched, so that a call would compile its kernels one after the other, and those of its
+gradient after all others. Here a launch that finds no compiled kernel first goes through the whole call on tensors without data,
+a rehearsal: its launches are noted, not made. What was noted is compiled on several threads. Triton's passes and its assembler
+leave Python's lock to others, so that this takes little longer than the largest kernel alone.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from functools import partial, wraps
+from threading import local
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lagwise.ops.lowering import OPERANDS, Lowered, wanted_gradients
+
+
+class Launch(NamedTuple):
+    """What a kernel would be launched with, but for its grid."""
+
+    kernel: Any
+    values: Sequence[Any]
+    warps: int
+    stages: int
+
+
+class Present(local):
+    """What this thread is about."""
+
+    rehearsal: Callable[[], object] | None = None  # of the call under way, until it has been held
+    noted: list[Launch] | None = None  # launches of the rehearsal under way
+
+
+_present = Present()
+
+
+def rehearsed(backward: Callable[[], Callable[..., Any]] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator of a pass of an implementation, whose kernels are then compiled together.
+
+    Args:
+        backward: Returns the pass that follows where gradients are wanted; its kernels are compiled too.
+    """
+
+    def decorated(compute: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(compute)
+        def computed(*arguments: Any) -> Any:
+            if _present.noted is not None:
+                return compute(*arguments)
+            _present.rehearsal = partial(rehearse, compute, backward, arguments)
+            try:
+                return compute(*arguments)
+            finally:
+                # It holds the tensors of the call.
+                _present.rehearsal = None
+
+        return computed
+
+    return decorated
+
+
+def rehearse(compute: Callable[..., Any], backward: Callable[[], Callable[..., Any]] | None, arguments: Sequence[Any]) -> None:
+    """Goes through a pass, and through the one that follows, on tensors without data."""
+    given = [without_data(x) for x in arguments]
+    results = compute(*given)
+    lowered = given[0]
+    if backward is not None and any(getattr(lowered, name).requires_grad for name in ("q", "k", "v")):
+        learned = any(x.requires_grad for name, x in wanted_gradients(lowered, True) if name not in OPERANDS)
+        backward()(lowered, results, torch.empty_like(results[0]), None, learned)
+
+
+def without_data(x: Any) -> Any:
+    """Returns tensors like those given, in lists and calls too, on the meta device."""
+    if isinstance(x, Tensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta", requires_grad=x.requires_grad)
+    if isinstance(x, Lowered):
+        return Lowered._make(map(without_data, x))
+    if isinstance(x, list):
+        return [without_data(each) for each in x]
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{field.name: without_data(getattr(x, field.name)) for field in fields(x)})
+    return x
+
+
+def note(kernel: Any, values: Sequence[Any], warps: int, stages: int) -> bool:
+    """Notes a launch and says so, in a rehearsal; elsewhere it does nothing."""
+    if _present.noted is None:
+        return False
+    _present.noted.append(Launch(kernel, values, warps, stages))
+    return True
+
+
+def launches_of(rehearsal: Callable[[], object]) -> list[Launch]:
+    """Returns the launches of a rehearsal, of which nobody learns who counts, saves or hides operations."""
+    _present.noted = noted = []
+    try:
+        with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            rehearsal()
+    finally:
+        _present.noted = None
+    return noted
+
+
+def compile_present() -> None:
+    """Compiles all kernels of the call under way, unless that was done before."""
+    rehearsal, _present.rehearsal = _present.rehearsal, None
+    if rehearsal is not None:
+        compile_all(launches_of(rehearsal))
+
+
+def compile_all(launches: Sequence[Launch]) -> None:
+    """Compiles kernels on as many threads as there are cores; one that fails is left to its launch, which raises."""
+    from triton import AsyncCompileMode
+
+    with ThreadPoolExecutor(cores()) as pool, AsyncCompileMode(pool, ignore_errors=True):
+        for each in launches:
+            each.kernel.warmup(*each.values, grid=(1,), num_warps=each.warps, num_stages=each.stages)
+
+
+def cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
