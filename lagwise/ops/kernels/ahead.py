@@ -1,15 +1,16 @@
 """The first call of a kind: all kernels that it and its gradient need are compiled at once, before the first is launched.
 
-Triton compiles a kernel where it is first launched, so that a call would compile its kernels one after the other, and those of its
-gradient after all others. Here a launch that finds no compiled kernel first goes through the whole call on tensors without data,
+Triton compiles a kernel where it is first launched, so that a call would compile its kernels one after the other, those of its
+gradient last. Here a launch that finds no compiled kernel first goes through the whole call on tensors without data,
 a rehearsal: its launches are noted, not made. What was noted is compiled on several threads. Triton's passes and its assembler
 leave Python's lock to others, so that this takes little longer than the largest kernel alone.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from threading import local
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ def without_data(x: Any) -> Any:
     if isinstance(x, list):
         return [without_data(each) for each in x]
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{field.name: without_data(getattr(x, field.name)) for field in fields(x)})
+        return replace(x, **{each.name: without_data(getattr(x, each.name)) for each in fields(x)})
     return x
 
 
@@ -120,6 +121,34 @@ def compile_all(launches: Sequence[Launch]) -> None:
     with ThreadPoolExecutor(cores()) as pool, AsyncCompileMode(pool, ignore_errors=True):
         for each in launches:
             each.kernel.warmup(*each.values, grid=(1,), num_warps=each.warps, num_stages=each.stages)
+
+
+@dataclass
+class Kernels:
+    """Kernels that were asked for, by their hashes: those that were compiled, and those that Triton had on disk."""
+
+    made: set[str] = field(default_factory=set)
+    found: set[str] = field(default_factory=set)
+
+
+@contextmanager
+def counted_kernels() -> Iterator[Kernels]:
+    """Counts the kernels that Triton compiles, or finds compiled, on all threads."""
+    from triton import knobs
+
+    kernels, before = Kernels(), knobs.compilation.listener
+
+    def listen(**event: Any) -> None:
+        hashes = kernels.found if event["cache_hit"] else kernels.made
+        hashes.add(event["metadata"]["hash"])
+        if before is not None:
+            before(**event)
+
+    knobs.compilation.listener = listen
+    try:
+        yield kernels
+    finally:
+        knobs.compilation.listener = before
 
 
 def cores() -> int:
