@@ -1,6 +1,6 @@
 """`lagwise warmup`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,12 +50,11 @@ def command(
     import torch
 
     import lagwise
-    from lagwise.warming import TIMES, check_gpu
+    from lagwise.warming import TIMES
 
-    check_gpu()
     dtypes = [chosen_dtype(name, torch.device("cuda")) for name in dtype or [None]]
     options = {} if max_lag is None else {"max_lag": max_lag}
-    common = dict(
+    common: dict[str, Any] = dict(
         times=time or TIMES, dtypes=dtypes, batch=batch, training=not inference, autocast=autocast, jobs=jobs, **options
     )  # fmt: skip
     alone = {"--heads": heads, "--head-dim": head_dim}

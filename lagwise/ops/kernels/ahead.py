@@ -8,7 +8,7 @@ leave Python's lock to others, so that this takes little longer than the largest
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
@@ -118,9 +118,28 @@ def compile_all(launches: Sequence[Launch]) -> None:
     """Compiles kernels on as many threads as there are cores; one that fails is left to its launch, which raises."""
     from triton import AsyncCompileMode
 
-    with ThreadPoolExecutor(cores()) as pool, AsyncCompileMode(pool, ignore_errors=True):
+    with Compilers(cores()) as compilers, AsyncCompileMode(compilers, ignore_errors=True):
         for each in launches:
             each.kernel.warmup(*each.values, grid=(1,), num_warps=each.warps, num_stages=each.stages)
+
+
+class Compilers(ThreadPoolExecutor):
+    """Threads that compile kernels, and what launches them, which some versions of Triton give to a C compiler.
+
+    Triton keeps both on disk, and makes what launches a kernel again where it is first launched.
+    """
+
+    def submit(self, compile: Callable[[], Any]) -> Future[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().submit(compile_with_launcher, compile)
+
+
+def compile_with_launcher(compile: Callable[[], Any]) -> Any:
+    """Compiles a kernel and what launches it, and returns the kernel."""
+    from triton.runtime import driver
+
+    kernel = compile()
+    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
 
 
 @dataclass
