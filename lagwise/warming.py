@@ -37,10 +37,10 @@ class Warmed(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Calls whose kernels are to be made, in words and as a function that makes them."""
+    """Calls whose kernels are to be made, in words and as a function that makes them on a device."""
 
     words: str
-    run: Callable[[], object]
+    run: Callable[[torch.device], object]
 
 
 def warmup(
@@ -143,11 +143,10 @@ def calls_of(time: int, kind: str | None, causal: bool, training: bool, dtype: t
 
 def call(
     encoding: Encoding, sizes: tuple[int, int, int, int], dtype: torch.dtype, dropout: float, training: bool,
-    autocast: bool | None, given: Given,
+    autocast: bool | None, given: Given, device: torch.device,
 ) -> None:  # fmt: skip
     """Calls attention once, and asks for its gradients in training; tensors lie in memory as projections leave them."""
     batch, heads, key_heads, head_dim = sizes
-    device = torch.device("cuda", torch.cuda.current_device())
     ragged: dict[str, Any] = {}
     if given.kind == "cu_seqlens":
         ends = torch.tensor([0, given.keys // 2, given.keys], dtype=torch.int32, device=device)
@@ -175,24 +174,24 @@ def in_float32(autocast: bool | None, training: bool) -> bool:
 
 
 def take_steps(steps: Sequence[Step], jobs: int | None, watch: Watch) -> Warmed:
-    """Takes steps on some threads, each on the current GPU; the first that fails raises, and no other is begun."""
+    """Takes steps on some threads, on the current GPU; the first that fails raises, and no other is begun."""
     from lagwise.ops.kernels.ahead import cores, counted_kernels
 
-    began, device = perf_counter(), torch.cuda.current_device()
+    began, device = perf_counter(), torch.device("cuda", torch.cuda.current_device())
     with counted_kernels() as kernels, ThreadPoolExecutor(jobs or min(MOST_JOBS, cores())) as pool:
-        waiting = {pool.submit(on_device, device, step.run): step.words for step in steps}
+        waiting = {pool.submit(take, step, device): step for step in steps}
         try:
             watch("", 0, len(steps))
             for count, done in enumerate(as_completed(waiting), 1):
                 done.result()
-                watch(waiting[done], count, len(steps))
+                watch(waiting[done].words, count, len(steps))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    torch.cuda.synchronize()
     return Warmed(len(kernels.made), len(kernels.found - kernels.made), perf_counter() - began)
 
 
-def on_device(device: int, run: Callable[[], object]) -> None:
-    """Takes a step on a GPU: a new thread is on the first one."""
+def take(step: Step, device: torch.device) -> None:
+    """Takes a step, and waits for the GPU: a new thread is on the first one."""
     with torch.cuda.device(device):
-        run()
+        step.run(device)
+        torch.cuda.synchronize()

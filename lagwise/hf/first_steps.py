@@ -112,13 +112,15 @@ def batches_of(
         yield f"{words} padded", {"input_ids": tokens, "attention_mask": mask, **both}
 
 
-def step(model: PreTrainedModel, dtype: torch.dtype, training: bool, float32: bool, inputs: dict[str, torch.Tensor]) -> None:
-    """Takes a training step on the current GPU, or reads a batch and generates a token."""
-    device = torch.device("cuda", torch.cuda.current_device())
+def step(
+    model: Any, dtype: torch.dtype, training: bool, float32: bool, inputs: dict[str, torch.Tensor],
+    device: torch.device,
+) -> None:  # fmt: skip
+    """Takes a training step on a device, or reads a batch and generates a token."""
     model = model.to(device, torch.float32 if float32 else dtype).train(training)
     inputs = {name: x.to(device) for name, x in inputs.items()}
     casts = float32 and dtype != torch.float32
-    with torch.set_grad_enabled(training), torch.autocast("cuda", dtype, enabled=casts):
+    with torch.set_grad_enabled(training), torch.autocast(device.type, dtype, enabled=casts):
         out = model(**inputs)
         if not training and getattr(out, "past_key_values", None) is not None:
             model(**next_inputs(inputs, out))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, wraps
 from threading import local
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -137,8 +137,8 @@ def compile_with_launcher(compile: Callable[[], Any]) -> Any:
     """Compiles a kernel and what launches it, and returns the kernel."""
     from triton.runtime import driver
 
-    kernel = compile()
-    driver.active.launcher_cls(kernel.src, kernel.metadata)
+    kernel, active = compile(), cast(Any, driver.active)
+    active.launcher_cls(kernel.src, kernel.metadata)
     return kernel
 
 
