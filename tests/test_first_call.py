@@ -1,0 +1,208 @@
+"""The first call: a rehearsal notes what the call launches, all of it is compiled at once, and variants are few."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import lagwise
+from lagwise.call import Call
+from lagwise.ops import triton
+from lagwise.ops.kernels import ahead, launches
+from lagwise.ops.lowering import lower
+from lagwise.ops.split import fused
+
+TIME, HEADS, DIM = 33, 2, 16
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "padded": {"key_mask": torch.arange(TIME).expand(2, TIME) < 20},
+    "dropout": {"dropout": 0.1, "seed": torch.tensor(3)},
+    "started": {"query_start": torch.tensor([0, 2])},
+}
+
+
+def lowered_call(name, options, *, training=True):
+    encoding = lagwise.make(name, heads=HEADS, head_dim=DIM, max_lag=9)
+    q, k, v = (torch.randn(2, TIME, HEADS, DIM).transpose(1, 2).requires_grad_(training) for _ in range(3))
+    call = Call(scale=0.25, **options)
+    terms = encoding.terms(*call.reachable_lags(TIME, TIME), scale=call.scale, seed=torch.tensor(1))
+    return lower(q, k, v, terms, call)
+
+
+def kinds_of(values):
+    """Returns what arguments are, but for where they are."""
+    if isinstance(values, torch.Tensor):
+        return values.dtype, values.shape, values.stride()
+    return tuple(map(kinds_of, values)) if isinstance(values, (tuple, list)) else values
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Notes the launches of calls, too, and makes none: what kernels compute is tested elsewhere."""
+    made = []
+
+    def note(kernel, values, warps, stages):
+        if not ahead.note(kernel, values, warps, stages):
+            made.append(ahead.Launch(kernel, values, warps, stages))
+        return True
+
+    monkeypatch.setattr(launches, "note", note)
+    return made
+
+
+def by_kind(launched):
+    return [(each.kernel.fn.__name__, kinds_of(each.values), each.warps, each.stages) for each in launched]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", ["none", "t5", "alibi", "shaw", "huang2", "huang3", "huang4", "xl", "rotary"])
+def test_a_rehearsal_notes_what_a_call_and_its_gradient_launch(name, options, noted):
+    lowered = lowered_call(name, OPTIONS[options])
+    rehearsed = ahead.launches_of(partial(ahead.rehearse, triton.forward, lambda: triton.backward, [lowered]))
+    assert not noted and rehearsed
+    learned = any(getattr(lowered, each) is not None and getattr(lowered, each).requires_grad for each in lagwise.terms.TABLES)
+    with torch.no_grad():
+        saved = triton.forward(lowered)
+        triton.backward(lowered, saved, torch.zeros_like(saved[0]), None, learned)
+    assert by_kind(rehearsed) == by_kind(noted)
+
+
+def test_without_gradients_a_rehearsal_ends_with_the_output(noted):
+    lowered = lowered_call("huang4", {}, training=False)
+    rehearsed = ahead.launches_of(partial(ahead.rehearse, triton.forward, lambda: triton.backward, [lowered]))
+    with torch.no_grad():
+        triton.forward(lowered)
+    assert by_kind(rehearsed) == by_kind(noted)
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw", "huang2", "huang4"])
+def test_a_rehearsal_goes_through_far_fields(name):
+    """Of which the vendor's kernels are on a GPU alone."""
+    lowered = lowered_call(name, {})
+    kernels = [
+        each.kernel.fn.__name__
+        for each in ahead.launches_of(partial(ahead.rehearse, fused.forward, lambda: fused.backward, [lowered]))
+    ]
+    assert {"forward_kernel", "merge_kernel", "far_ends_kernel", "query_gradient_kernel", "key_gradient_kernel"} <= {*kernels}
+
+
+def test_a_rehearsal_computes_nothing_and_is_seen_by_nobody(noted):
+    seen = []
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.append(function)
+            return function(*arguments, **(options or {}))
+
+    lowered = lowered_call("shaw", {})
+    with Mode():
+        ahead.launches_of(partial(ahead.rehearse, triton.forward, lambda: triton.backward, [lowered]))
+    assert not seen and not noted and torch.is_grad_enabled()
+
+
+def pass_of(events, *, fails=False):
+    """Returns the passes of an implementation that launches two kernels in its forward pass and one in its backward pass."""
+
+    def launch(name):
+        if ahead.note(name, (), 4, 1):
+            return
+        ahead.compile_present()
+        events.append(name)
+
+    @ahead.rehearsed(lambda: backward)
+    def forward(lowered):
+        launch("first")
+        launch("second")
+        if fails and ahead._present.noted is None:
+            raise RuntimeError("out of memory")
+        return [lowered.q]
+
+    @ahead.rehearsed()
+    def backward(lowered, saved, dout, dlse, learned):
+        assert (dlse, learned) == (None, True)
+        launch("third")
+
+    return forward, backward
+
+
+def test_the_first_kernel_that_is_missing_has_all_of_them_compiled(monkeypatch):
+    compiled, events = [], []
+    monkeypatch.setattr(ahead, "compile_all", lambda noted: compiled.append([each.kernel for each in noted]))
+    forward, backward = pass_of(events)
+    lowered = lowered_call("t5", {})
+    saved = forward(lowered)
+    assert compiled == [["first", "second", "third"]] and events == ["first", "second"]
+    backward(lowered, saved, saved[0], None, True)
+    assert compiled[1:] == [["third"]] and events == ["first", "second", "third"]
+
+
+def test_a_call_that_is_over_is_forgotten_also_where_it_failed(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(ahead, "compile_all", compiled.append)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        pass_of([], fails=True)[0](lowered_call("t5", {}))
+    assert len(compiled) == 1 and ahead._present.rehearsal is None
+    # A kernel outside of calls is compiled where it is launched.
+    ahead.compile_present()
+    assert len(compiled) == 1
+
+
+def test_a_rehearsal_that_fails_leaves_nothing_behind():
+    def fails():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        ahead.launches_of(fails)
+    assert ahead._present.noted is None and not ahead.note(None, (), 4, 1)
+
+
+def program(*arguments, **more):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
+    path = Path(__file__).parent / "kernel_variants.py"
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+SCALARS = {"scalars_kernel": 1, "fold_kernel": 1}
+PASSES = {"forward_kernel": 2, "query_gradient_kernel": 2, "key_gradient_kernel": 2}
+ALL = dict.fromkeys(PASSES, 6)
+SHAW = {"delta_kernel": 1, "scores_kernel": 1, "score_table_kernel": 1, "score_rows_kernel": 1, "fold_vectors_kernel": 1}
+HUANG4 = {name: 1 if name == "delta_kernel" else 2 for name in SHAW}
+HUANG3 = {
+    "delta_kernel": 1, "channel_scores_kernel": 1, "channel_query_gradient_kernel": 1, "channel_key_gradient_kernel": 1,
+    "channel_gain_gradient_kernel": 1,
+}  # fmt: skip
+
+
+def with_masks(kernels, *unmasked):
+    """Returns variants where each kernel is there with and without a mask, but for some."""
+    return {name: count if name in unmasked else 2 * count for name, count in kernels.items()} | {"mask_spans_kernel": 1}
+
+
+def test_variants_do_not_grow_unnoticed():
+    """A new number here makes the first step of a model longer: docs/kernels.md says which facts may."""
+    found = program("count")
+    # Of all lengths: those that tiles divide, and others.
+    assert found["t5, lengths"] == SCALARS | PASSES
+    assert found["shaw, lengths"] == SHAW | PASSES
+    assert found["huang3, lengths"] == HUANG3 | PASSES
+    assert found["huang4, lengths"] == HUANG4 | PASSES
+    # Causal or not, with dropout, with padding: the passes over pairs alone are compiled for each.
+    assert found["t5, options"] == SCALARS | ALL | {"mask_spans_kernel": 1}
+    assert found["shaw, options"] == with_masks(SHAW, "delta_kernel", "scores_kernel") | ALL
+    assert found["huang3, options"] == with_masks(HUANG3, "delta_kernel") | ALL
+    assert found["huang4, options"] == with_masks(HUANG4, "delta_kernel", "scores_kernel") | ALL
+    assert found["t5, split"] == SCALARS | PASSES | {"merge_kernel": 1, "far_ends_kernel": 1}
+
+
+def test_kernels_are_compiled_once_and_found_on_disk_later(tmp_path):
+    first, second = program("compile", TRITON_CACHE_DIR=str(tmp_path))
+    assert first == {"made": 2, "found": 0, "launchers": 2}
+    assert second == {"made": 0, "found": 2, "launchers": 4}
