@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lagwise.encodings import Encoding, make, options_of
+from lagwise.encodings import Encoding, canonical_name, make, options_of
 from lagwise.errors import require_probability, require_sizes, require_switches
 from lagwise.extras import install_command
 from lagwise.ops.support import HAS_TRITON
-from lagwise.softmax import attention
+from lagwise.softmax import attention, relative_only
 
 TIMES = (512, 509)
 """Lengths unless others are given: one that tiles divide, and one that they do not."""
@@ -117,10 +117,12 @@ def check_gpu() -> None:
 def made_encoding(encoding: str | Encoding, heads: int, head_dim: int, causal: bool, options: dict[str, Any]) -> Encoding:
     """Returns an encoding by its name, causal where calls are and it can be; or the one that is given, without options."""
     if isinstance(encoding, str):
-        known = {"causal": causal} if "causal" in options_of(encoding) else {}
-        return make(encoding, heads=heads, head_dim=head_dim, **{**known, **options})
-    if options:
+        name = canonical_name(encoding)
+        known = {"causal": causal} if "causal" in options_of(name) else {}
+        encoding = make(name, heads=heads, head_dim=head_dim, **{**known, **options})
+    elif options:
         raise ValueError(f"options must be left out with an encoding that is made, but {', '.join(options)} are given")
+    relative_only(encoding)
     return encoding
 
 
