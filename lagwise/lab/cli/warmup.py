@@ -40,8 +40,8 @@ def command(
     """Make the GPU kernels that a model will need, so that its first step does not wait for them.
 
         lagwise warmup google-t5/t5-base
-        lagwise warmup ./my-bert --encoding huang4 --max-lag 128 --time 512
-        lagwise warmup --encoding at5 --heads 12 --head-dim 64 --causal --inference
+        lagwise warmup ./my-bert --encoding huang4 --time 512
+        lagwise warmup --encoding at5 --heads 12 --head-dim 64
 
     Triton keeps compiled kernels in the folder TRITON_CACHE_DIR (~/.triton/cache unless that variable is set), where programs
     find them. They are made for this GPU and these versions. Of a model a copy with two layers and random weights takes a step
