@@ -21,7 +21,7 @@ from lagwise.softmax import attention, relative_only
 TIMES = (512, 509)
 """Lengths unless others are given: one that tiles divide, and one that they do not."""
 
-MOST_JOBS = 8
+JOBS = 8
 """Calls at the same time unless another number is given; each compiles its kernels on all cores."""
 
 
@@ -177,10 +177,10 @@ def in_float32(autocast: bool | None, training: bool) -> bool:
 
 def take_steps(steps: Sequence[Step], jobs: int | None, watch: Watch) -> Warmed:
     """Takes steps on some threads, on the current GPU; the first that fails raises, and no other is begun."""
-    from lagwise.ops.kernels.ahead import cores, counted_kernels
+    from lagwise.ops.kernels.ahead import counted_kernels
 
     began, device = perf_counter(), torch.device("cuda", torch.cuda.current_device())
-    with counted_kernels() as kernels, ThreadPoolExecutor(jobs or min(MOST_JOBS, cores())) as pool:
+    with counted_kernels() as kernels, ThreadPoolExecutor(jobs or JOBS) as pool:
         waiting = {pool.submit(take, step, device): step for step in steps}
         try:
             watch("", 0, len(steps))

@@ -35,7 +35,7 @@ def command(
     autocast: Annotated[
         bool | None, typer.Option(help="Weights are float32, and autocast casts; in training unless given.", show_default=False)
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Calls at the same time; at most 8 unless given.", min=1)] = None,
+    jobs: Annotated[int | None, typer.Option(help="Calls at the same time; 8 unless given.", min=1)] = None,
 ) -> None:
     """Make the GPU kernels that a model will need, so that its first step does not wait for them.
 

@@ -6,7 +6,6 @@ a rehearsal: its launches are noted, not made. What was noted is compiled on sev
 leave Python's lock to others, so that this takes little longer than the largest kernel alone.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -115,10 +114,10 @@ def compile_present() -> None:
 
 
 def compile_all(launches: Sequence[Launch]) -> None:
-    """Compiles kernels on as many threads as there are cores; one that fails is left to its launch, which raises."""
+    """Compiles kernels on some more threads than there are cores; one that fails is left to its launch, which raises."""
     from triton import AsyncCompileMode
 
-    with Compilers(cores()) as compilers, AsyncCompileMode(compilers, ignore_errors=True):
+    with Compilers() as compilers, AsyncCompileMode(compilers, ignore_errors=True):
         for each in launches:
             each.kernel.warmup(*each.values, grid=(1,), num_warps=each.warps, num_stages=each.stages)
 
@@ -168,8 +167,3 @@ def counted_kernels() -> Iterator[Kernels]:
         yield kernels
     finally:
         knobs.compilation.listener = before
-
-
-def cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
