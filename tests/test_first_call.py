@@ -73,6 +73,17 @@ def test_a_rehearsal_notes_what_a_call_and_its_gradient_launch(name, options, no
     assert by_kind(rehearsed) == by_kind(noted)
 
 
+def test_a_rehearsal_goes_through_all_ranges_of_wide_tables(noted, monkeypatch):
+    monkeypatch.setattr(triton, "WIDEST", 8)
+    lowered = lowered_call("huang4", {})
+    rehearsed = ahead.launches_of(partial(ahead.rehearse, triton.forward, lambda: triton.backward, [lowered]))
+    assert len([each for each in by_kind(rehearsed) if each[0] == "forward_kernel"]) > 1
+    with torch.no_grad():
+        saved = triton.forward(lowered)
+        triton.backward(lowered, saved, torch.zeros_like(saved[0]), None, True)
+    assert by_kind(rehearsed) == by_kind(noted)
+
+
 def test_without_gradients_a_rehearsal_ends_with_the_output(noted):
     lowered = lowered_call("huang4", {}, training=False)
     rehearsed = ahead.launches_of(partial(ahead.rehearse, triton.forward, lambda: triton.backward, [lowered]))
