@@ -3,7 +3,7 @@
 Triton compiles a kernel where it is first launched, so that a call would compile its kernels one after the other, those of its
 gradient last. Here a launch that finds no compiled kernel first goes through the whole call on tensors without data,
 a rehearsal: its launches are noted, not made. What was noted is compiled on several threads. Triton's passes and its assembler
-leave Python's lock to others, so that this takes little longer than the largest kernel alone.
+leave Python's lock to others, so that kernels are compiled side by side.
 """
 
 from collections.abc import Callable, Iterator, Sequence
