@@ -84,7 +84,7 @@ def differentiate(
         table = getattr(lowered, name)
         if learned:
             kind = dtype or table.dtype
-            found[name] = table_gradient(plan, name, dscores, ends, x, table, inputs.seen, kind)
+            found[name] = table_gradient(plan, name, dscores, ends, x, table, inputs.visible, kind)
         if name != "value":
             passes.add_to_rows(name, dscores, ends, table)
     if plan.channels:
@@ -174,7 +174,7 @@ class Passes:
         letter = "k" if name == "key" else "q"
         raw = getattr(self.inputs.lowered, f"raw_{letter}")
         if raw is None:
-            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, self.found[letter], added=True)
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.visible, self.found[letter], added=True)
         else:
             self.found[f"raw_{letter}"] = made = self.empty_like(raw, self.plan.heads)
-            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.seen, made, added=False)
+            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.visible, made, added=False)

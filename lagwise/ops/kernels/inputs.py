@@ -38,6 +38,8 @@ class Inputs:
         key_mask = none if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
         starts, seed = (none if x is None else x for x in (lowered.starts, call.seed))
         self.seen = Seen(key_mask, spans, starts, seed)
+        # What a kernel does not read keeps its type, so that it is not compiled anew.
+        self.places, self.visible = Seen(none, none, starts, none), Seen(key_mask, spans, starts, none)
         ends = channel_gain = value = none
         if plan.channels or "value" in plan.tables:
             tables = tables_of(lowered)
@@ -80,16 +82,16 @@ class Inputs:
         plan, lowered, none = self.plan, self.lowered, self.q
         query = key = value = query_ends = key_ends = value_ends = none
         if lowered.query is not None:
-            query, query_ends = make_scores(plan, "query", self.raw_q, lowered.query, self.seen, stretch)
+            query, query_ends = make_scores(plan, "query", self.raw_q, lowered.query, self.places, stretch)
         elif plan.channels:
             query = empty_scores(plan, plan.queries, stretch, plan.dtype, zeros=True)
         if lowered.key is not None:
-            key, key_ends = make_scores(plan, "key", self.raw_k, lowered.key, self.seen, stretch)
+            key, key_ends = make_scores(plan, "key", self.raw_k, lowered.key, self.places, stretch)
         if lowered.value is not None and dout is not None:
-            value, value_ends = make_scores(plan, "value", dout, lowered.value, self.seen, stretch)
+            value, value_ends = make_scores(plan, "value", dout, lowered.value, self.places, stretch)
         found = Scores(query, key, value, query_ends, key_ends, value_ends)
         if plan.channels:
-            channel_scores(plan, self.q, self.k, self.tables, found, self.seen, stretch)
+            channel_scores(plan, self.q, self.k, self.tables, found, self.places, stretch)
         return found
 
 

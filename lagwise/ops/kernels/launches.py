@@ -17,12 +17,14 @@ import torch
 import triton
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from triton import knobs
 
+from lagwise.ops.kernels.ahead import compiled_kernel, note
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 
-HOOKS = triton.knobs.runtime
+HOOKS = knobs.runtime
 # How C writes the types of Triton's arguments.
 FORMATS = {"i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
 # The numbers by which the driver knows what a list of extras holds.
@@ -158,7 +160,7 @@ class Packed:
 @cache
 def loaded(compiled: Any, device: int) -> int:
     """Returns the driver's handle of a kernel on a device. Triton's own way there compiles a program in C first."""
-    driver = triton.runtime.driver.active.utils
+    driver: Any = triton.runtime.driver.active.utils  # pyright: ignore[reportAttributeAccessIssue]
     there = driver.get_device_properties(device)["max_shared_mem"]
     if compiled.metadata.shared > there:
         raise triton.runtime.errors.OutOfResources(compiled.metadata.shared, there, "shared memory")
@@ -216,20 +218,21 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: in
     launch(kernel, grid, [arguments[name] for name in kernel.arg_names], warps, stages)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner:
+def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner | None:
     """Launches a kernel, and returns what launches it again on the same grid with arguments of the same kinds.
 
-    The grid is flat, first axis fastest: only that may have more than 65,535 programs.
+    The grid is flat, first axis fastest: only that may have more than 65,535 programs. A rehearsal launches nothing, and nothing
+    is returned.
     """
+    if note(kernel, values, warps, stages):
+        return None
     size = math.prod(grid)
     compiled = None
     if DIRECT.value:
         key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
         compiled = _compiled.get(key)
         if compiled is None:
-            # Compiles it, and launches nothing yet.
-            compiled = kernel.warmup(*values, grid=(size, 1, 1), num_warps=warps, num_stages=stages)
-            _compiled[key] = compiled
+            compiled = _compiled[key] = compiled_kernel(kernel, values, warps, stages)
     runner = Runner(kernel, compiled, size, values)
     runner(values)
     return runner
