@@ -246,6 +246,10 @@ CALLS = {
         ("conv-spe", {"kernel_size": 3}),
         {"heads": 1, "head_dim": 4, "realizations": 20, "consecutive": True},
     ),
+    "conv, channels in turns": (
+        ("conv-spe", {"kernel_size": 3}),
+        {"heads": 1, "head_dim": 20, "realizations": 200, "time": 5, "consecutive": True},
+    ),
     "another gate": (("conv-spe", {"kernel_size": 3}), {"gate_number": 2}),
     "image": (("conv-spe", {"kernel_size": (2, 3), "grid": (5,)}), {**FEW, "batch": 2, "time": 13}),
     "image, one line": (("conv-spe", {"kernel_size": (2, 70), "grid": (100,), "gated": False}), {**FEW, "start": 40}),
@@ -293,6 +297,16 @@ def test_kernels_that_know_of_consecutive_positions_find_what_others_find(name, 
     known, found = (features(encoding, q, k, *given, impl="triton") for given in ((40, 40), (positions, positions)))
     for a, b in zip(known, found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
+@pytest.mark.parametrize("size", [1e-12, 1e5])
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_kernels_are_within_the_budget_for_filters_of_every_size(consecutive, size):
+    encoding, *others = kernel_call(("conv-spe", {"kernel_size": 5, "gated": False}), time=9, consecutive=consecutive)
+    with torch.no_grad():
+        encoding.taps *= size
+    assert_kernels_within_budget(encoding, *others)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")

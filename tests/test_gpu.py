@@ -666,6 +666,7 @@ CODE_SHAPES = {
     "as published": {"batch": 8, "time": 300, "head_dim": 16, "realizations": 64},
     "one row, long": {"time": 5000, "head_dim": 8, "realizations": 32},
     "many realizations": {"batch": 2, "time": 100, "realizations": 256},
+    "many realizations side by side": {"batch": 2, "time": 100, "realizations": 256, "consecutive": True},
     "bfloat16": {"batch": 3, "time": 130, "realizations": 64, "dtype": torch.bfloat16},
 }
 

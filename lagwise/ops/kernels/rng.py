@@ -1,7 +1,7 @@
 """Random numbers in kernels, and products with them that lose nothing.
 
-The numbers are those of `binomial` in lagwise/noise.py: multiples of 1/2 between -4 and 4, exact in float16 and bfloat16. A
-product with them is exact to float32 once the other operand is written as a sum of numbers of fewer bits.
+The numbers are those of `binomial` in lagwise/noise.py: multiples of 1/2 between -4 and 4, exact in float16. A product with them
+is exact to nearly float32 once the other operand is written as a sum of two numbers of fewer bits.
 """
 
 # Triton's language is not typed as Python is.
@@ -20,6 +20,8 @@ GATE_STEP = tl.constexpr(Stream.GATE * GOLDEN.value % 2**64)
 # What numbers of at most about a hundred are multiplied by before they are written as the sum of two, and its inverse.
 LARGER = tl.constexpr(256.0)
 UNIT = tl.constexpr(1.0 / 256.0)
+# The least number that rows are divided by, so that 256 times its inverse is finite. Rows of smaller numbers lose bits.
+LEAST = tl.constexpr(1e-30)
 
 
 @triton.jit
@@ -54,37 +56,19 @@ def numbers(states, REALIZATIONS: tl.constexpr):
 
 
 @triton.jit
+def largest(x, axis: tl.constexpr):
+    """Returns the largest size of numbers along an axis, which may be divided by."""
+    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
+
+
+@triton.jit
 def in_two(a):
     """Writes float32 numbers between 2^-3 and 2^15, as a rule, as the sum of two of float16: 22 bits."""
-    if DIRECT:
-        first = a.to(tl.float16)
-        return first, (a - first.to(tl.float32)).to(tl.float16)
-    else:
-        return a, tl.zeros_like(a)
+    first = a.to(tl.float16)
+    return first, (a - first.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
-def near_exact_product(a, draws):
-    """Returns the product of numbers, of which two float16 numbers hold enough, with draws."""
-    first, second = in_two(a)
-    return tl.dot(first, draws, tl.dot(second, draws, input_precision="ieee"), input_precision="ieee")
-
-
-@triton.jit
-def in_three(a):
-    """Writes float32 numbers as the sum of three of bfloat16."""
-    first = a.to(tl.bfloat16)
-    rest = a - first.to(tl.float32)
-    second = rest.to(tl.bfloat16)
-    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
-
-
-@triton.jit
-def exact_product(a, draws, total):
-    """Adds the product of float32 numbers with draws to a total."""
-    if not DIRECT:
-        return total + tl.dot(a, draws.to(tl.float32), input_precision="ieee")
-    first, second, third = in_three(a)
-    total = tl.dot(third, draws, total)
-    total = tl.dot(second, draws, total)
-    return tl.dot(first, draws, total)
+def sum_product(first, second, draws):
+    """Returns the product of the sum of two, the second of which is the smaller one, with draws."""
+    return tl.dot(first, draws, tl.dot(second, draws))

@@ -12,9 +12,9 @@ each block of noise once, too, and adds it to the codes of all blocks of tokens 
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, LARGER, UNIT, channel_state, exact_product, in_three, in_two, numbers
-from lagwise.ops.kernels.tiles import DIRECT, next_state
-from lagwise.ops.spe.conv_tiles import band_of, gate_share, keep_of, level_share
+from lagwise.ops.kernels.rng import CODE_STEP, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.tiles import next_state
+from lagwise.ops.spe.conv_tiles import band_of, code_size, keep_of, level_share, load_sums, store_codes
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -30,93 +30,77 @@ def noise_kernel(Noise, Seed, channels, rows, start, ROWS: tl.constexpr, REALIZA
 
 
 @triton.jit
-def parts_of(a, kind: tl.constexpr):
-    """Writes float32 numbers as a sum of two float16 or three bfloat16 numbers, by the type of the noise; the smallest first."""
-    if not DIRECT:
-        return (a,)
-    elif kind == tl.float16:
-        first, second = in_two(a)
-        return second, first
-    else:
-        first, second, third = in_three(a)
-        return third, second, first
-
-
-@triton.jit
-def product_of(parts, noise):
-    """Returns the product of a sum of parts with noise."""
-    found = tl.dot(parts[0], noise, input_precision="ieee")
-    for part in tl.static_range(1, len(parts)):
-        found = tl.dot(parts[part], noise, found, input_precision="ieee")
-    return found
+def product_with_sum(noise, parts):
+    """Returns the product of noise with the sum of two, the second of which is the smaller one."""
+    return tl.dot(noise, parts[0], tl.dot(noise, parts[1]))
 
 
 @triton.jit(do_not_specialize=["side"])
 def line_codes_kernel(
-    Codes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
+    Codes, CodeSizes, Noise, Taps, Gate, Seed, side, heads, channels, realizations, taps, tokens, groups, gate_heads,
     GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS]."""
+    """Writes the codes of a group of blocks in one channel, of [heads, channels, tokens, REALIZATIONS].
+
+    They are made turned, [REALIZATIONS, SIZE]: matrix units read the noise once for all squares then.
+    """
     group, at = tl.program_id(0) % groups, tl.program_id(0) // groups
     blocks = tokens // SIZE
     share = tl.cdiv(blocks, groups)
     begin, end = group * share, tl.minimum((group + 1) * share, blocks)
     t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
-    keep = keep_of(Gate, at, GATE) * LARGER
-    kind: tl.constexpr = Noise.dtype.element_ty
+    size = code_size(Taps, Gate, side * heads * channels + at, at, taps, GATE)
+    tl.store(CodeSizes + at, size)
+    inverse = 1.0 / size
     squares = ()
     for block in tl.static_range(BLOCKS):
-        squares += (parts_of(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE) * keep, kind),)
-    constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
-    row = t[:, None] * REALIZATIONS + r[None, :]
-    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
-    Out = Codes + at.to(tl.int64) * tokens * REALIZATIONS + row
+        square = tl.trans(band_of(Taps, side * heads * channels + at, taps, block * SIZE, SIZE, SIZE))
+        squares += (in_two(square * (keep_of(Gate, at, GATE) * inverse)),)
+    constant = inverse * level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + t[:, None] * REALIZATIONS + r[None, :]
     # The sums of the blocks of tokens that have not met all their noise yet, the newest first.
     sums = ()
     for _ in tl.static_range(BLOCKS - 1):
-        sums += (tl.zeros([SIZE, REALIZATIONS], tl.float32),)
+        sums += (tl.zeros([REALIZATIONS, SIZE], tl.float32),)
     for step in range(begin, end + BLOCKS - 1):
-        noise = tl.load(Met + step * SIZE * REALIZATIONS)
-        codes = (sums[BLOCKS - 2] + product_of(squares[BLOCKS - 1], noise)) * UNIT + constant[None, :]
+        noise = tl.trans(tl.load(Met + step * SIZE * REALIZATIONS))
+        codes = sums[BLOCKS - 2] + product_with_sum(noise, squares[BLOCKS - 1]) + constant[:, None]
         # The first steps belong to blocks before the group, whose codes are not whole.
         done = step - (BLOCKS - 1)
-        tl.store(Out + done * SIZE * REALIZATIONS, codes, mask=row * 0 + done >= begin)
-        newer = (product_of(squares[0], noise),)
+        row = at.to(tl.int64) * tokens + done * SIZE + t
+        store_codes(Codes, row, r, tl.trans(codes), t[:, None] * 0 + done >= begin, REALIZATIONS)
+        newer = (product_with_sum(noise, squares[0]),)
         for block in tl.static_range(1, BLOCKS - 1):
-            newer += (sums[block - 1] + product_of(squares[block], noise),)
+            newer += (sums[block - 1] + product_with_sum(noise, squares[block]),)
         sums = newer
 
 
 @triton.jit(do_not_specialize=["more"])
 def line_taps_kernel(
-    DCodes, Noise, Gate, Seed, DBands, DLevel, channels, tokens, groups, gate_heads, more,
-    GATE: tl.constexpr, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr,
+    Codes, Sizes, Noise, DBands, tokens, groups, more, BLOCKS: tl.constexpr, SIZE: tl.constexpr, REALIZATIONS: tl.constexpr
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], and of its level, over a group of blocks.
+    """Sums the gradient of a channel's band, [SIZE, BLOCKS * SIZE], over a group of blocks, given that of the codes.
 
-    With `more` they are added to what is there.
+    With `more` it is added to what is there.
     """
     program = tl.program_id(0)
     group, at = program % groups, program // groups
     blocks = tokens // SIZE
     share = tl.cdiv(blocks, groups)
     t, r = tl.arange(0, SIZE), tl.arange(0, REALIZATIONS)
-    row = t[:, None] * REALIZATIONS + r[None, :]
-    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + row
-    Given = DCodes + at.to(tl.int64) * tokens * REALIZATIONS + row
+    Met = Noise + at.to(tl.int64) * (blocks + BLOCKS - 1) * SIZE * REALIZATIONS + t[:, None] * REALIZATIONS + r[None, :]
     Out = DBands + program.to(tl.int64) * SIZE * BLOCKS * SIZE + t[:, None] * (BLOCKS * SIZE) + t[None, :]
     sums = ()
     for block in tl.static_range(BLOCKS):
         sums += (tl.load(Out + block * SIZE, mask=t[None, :] + more * SIZE >= SIZE, other=0.0),)
-    total = tl.zeros([REALIZATIONS], tl.float32)
     for step in range(group * share, tl.minimum((group + 1) * share, blocks)):
-        dcodes = tl.load(Given + step * SIZE * REALIZATIONS)
-        total += tl.sum(dcodes, 0)
+        row = at.to(tl.int64) * tokens + step * SIZE + t
+        first, second = load_sums(Codes, row, r, REALIZATIONS)
+        sizes = tl.load(Sizes + row)[:, None]
         newer = ()
         for block in tl.static_range(BLOCKS):
             noise = tl.load(Met + (step + block) * SIZE * REALIZATIONS)
-            newer += (exact_product(dcodes, tl.trans(noise), sums[block]),)
+            newer += (sums[block] + sum_product(first, second, tl.trans(noise)) * sizes,)
         sums = newer
     for block in tl.static_range(BLOCKS):
         tl.store(Out + block * SIZE, sums[block])
-    gate_share(DLevel, Seed, program, at, channels, gate_heads, total, more, GATE, REALIZATIONS)

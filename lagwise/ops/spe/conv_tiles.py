@@ -11,11 +11,13 @@ a grid a run lies in one line of cells, and each line of taps meets a line of no
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, exact_product, near_exact_product, numbers
-from lagwise.ops.kernels.tiles import DIRECT, next_state
+from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LEAST, channel_state, in_two, numbers, sum_product
+from lagwise.ops.kernels.tiles import next_state
 
 # A run on a grid as one number: its line times 2^32, plus its column, which may be before the line's first.
 BEFORE = tl.constexpr(1024)
+# The largest size of codes as they lie in memory.
+MOST = tl.constexpr(16384.0)
 
 
 @triton.jit
@@ -51,14 +53,30 @@ def level_share(Gate, Seed, at, channels, gate_heads, GATE: tl.constexpr, REALIZ
 
 
 @triton.jit
-def gate_share(
-    DLevel, Seed, program, at, channels, gate_heads, total, more, GATE: tl.constexpr, REALIZATIONS: tl.constexpr
-):  # fmt: skip
-    """Writes a program's part of the gradient of a channel's level, given that of the codes; `more` adds to what is there."""
-    if GATE:
-        Out = DLevel + program + tl.arange(0, 1)
-        before = tl.load(Out, mask=tl.arange(0, 1) + more > 0, other=0.0)
-        tl.store(Out, before + tl.sum(total[None, :] * gate_numbers(Seed, at, channels, gate_heads, REALIZATIONS), 1))
+def code_size(Taps, Gate, own, at, count, GATE: tl.constexpr):
+    """Returns what the codes of a channel with `count` taps are divided by, so that none is larger than MOST."""
+    total = tl.zeros([128], tl.float32)
+    for start in range(0, count, 128):
+        tap = start + tl.arange(0, 128)
+        total += tl.abs(tl.load(Taps + own.to(tl.int64) * count + tap, mask=tap < count, other=0.0).to(tl.float32))
+    # No number of the noise is larger than 4.
+    return tl.maximum(keep_of(Gate, at, GATE) * tl.sum(total, 0) + level_of(Gate, at, GATE), LEAST) * (4.0 / MOST)
+
+
+@triton.jit
+def store_codes(Codes, row, r, codes, there, REALIZATIONS: tl.constexpr):
+    """Writes rows of codes, [rows, REALIZATIONS], as sums of two."""
+    first, second = in_two(codes)
+    Row = Codes + row[:, None] * (2 * REALIZATIONS) + r[None, :]
+    tl.store(Row, first, mask=there)
+    tl.store(Row + REALIZATIONS, second, mask=there)
+
+
+@triton.jit
+def load_sums(Codes, row, r, REALIZATIONS: tl.constexpr):
+    """Returns the two numbers whose sums are some rows of codes, or of their gradients."""
+    Row = Codes + row[:, None] * (2 * REALIZATIONS) + r[None, :]
+    return tl.load(Row), tl.load(Row + REALIZATIONS)
 
 
 @triton.jit
@@ -122,8 +140,8 @@ def runs_of(Positions, first, count, start, columns, CONSECUTIVE: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["side", "start", "skipped"])
 def tile_codes_kernel(
-    Codes, Positions, Taps, Gate, Seed, side, heads, channels, taps, tokens, skipped, count, start, leads, lines, rows, columns,
-    gate_heads,
+    Codes, CodeSizes, Positions, Taps, Gate, Seed,
+    side, heads, channels, taps, tokens, skipped, count, start, leads, lines, rows, columns, gate_heads,
     CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
     REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
@@ -131,8 +149,11 @@ def tile_codes_kernel(
     tiles = tokens // TOKENS
     tile, at = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
-    keep = keep_of(Gate, at, GATE) * LARGER
-    constant = level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
+    size = code_size(Taps, Gate, side * heads * channels + at, at, taps * leads, GATE)
+    tl.store(CodeSizes + at, size)
+    inverse = 1.0 / size
+    keep = keep_of(Gate, at, GATE) * inverse
+    constant = inverse * level_share(Gate, Seed, at, channels, gate_heads, GATE, REALIZATIONS)
     offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
     codes = tl.zeros([TOKENS, REALIZATIONS], tl.float32)
     while tl.max(left.to(tl.int32), 0) > 0:
@@ -144,23 +165,21 @@ def tile_codes_kernel(
             for begin in range(0, TOKENS + taps - 1, DRAWS):
                 band = band_of(Taps, (side * heads * channels + at) * leads + lead, taps, begin, TOKENS, DRAWS) * keep
                 draws = numbers(next_state(met, column + (begin + tl.arange(0, DRAWS)).to(tl.int64)), REALIZATIONS)
-                if DIRECT:
-                    draws = draws.to(tl.float16)
-                own += near_exact_product(band, draws)
-        codes = tl.where(run[:, None], own * UNIT + constant[None, :], codes)
+                first, second = in_two(band)
+                own += sum_product(first, second, draws.to(tl.float16))
+        codes = tl.where(run[:, None], own + constant[None, :], codes)
         left = left & ~run
-    row = (at.to(tl.int64) * tokens + tile * TOKENS) * REALIZATIONS
-    tl.store(Codes + row + tl.arange(0, TOKENS)[:, None] * REALIZATIONS + tl.arange(0, REALIZATIONS)[None, :], codes)
+    row, r = at.to(tl.int64) * tokens + tile * TOKENS + tl.arange(0, TOKENS), tl.arange(0, REALIZATIONS)
+    store_codes(Codes, row, r, codes, None, REALIZATIONS)
 
 
 @triton.jit(do_not_specialize=["start", "skipped", "more"])
 def tile_taps_kernel(
-    DCodes, Positions, Gate, Seed, DBands, DLevel, channels, tokens, skipped, count, start, leads, lines, rows, columns,
-    groups, windows, gate_heads, more,
-    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, GATE: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr,
-    REALIZATIONS: tl.constexpr,
+    Codes, Sizes, Positions, Seed, DBands, channels, tokens, skipped, count, start, leads, lines, rows, columns,
+    groups, windows, more,
+    CONSECUTIVE: tl.constexpr, AXES: tl.constexpr, DRAWS: tl.constexpr, TOKENS: tl.constexpr, REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
-    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], and of its level, over a group of tiles.
+    """Sums the gradient of a channel's band, [TOKENS, windows * DRAWS], over a group of tiles, given that of the codes.
 
     A program has one line of taps and one window of draws. With `more` the sums are added to what is there.
     """
@@ -171,22 +190,17 @@ def tile_taps_kernel(
     state = channel_state(Seed, CODE_STEP, at // channels, at % channels)
     Out = DBands + (whole.to(tl.int64) * TOKENS + t[:, None]) * (windows * DRAWS) + place[None, :]
     dbands = tl.load(Out, mask=place[None, :] * 0 + more > 0, other=0.0)
-    total = tl.zeros([REALIZATIONS], tl.float32)
     for tile in range(group, tokens // TOKENS, groups):
-        row = (at.to(tl.int64) * tokens + tile * TOKENS + t) * REALIZATIONS
-        dcodes = tl.load(DCodes + row[:, None] + r[None, :])
-        total += tl.sum(dcodes, 0)
+        row = at.to(tl.int64) * tokens + tile * TOKENS + t
+        first, second = load_sums(Codes, row, r, REALIZATIONS)
+        sizes = tl.load(Sizes + row)
         offset, left = runs_of(Positions, skipped + tile * TOKENS, count, start, columns, CONSECUTIVE, AXES, TOKENS)
         while tl.max(left.to(tl.int32), 0) > 0:
             base, run = first_run(left, offset)
             line, column = run_start(base, AXES)
             met = line_state(state, line, lead, lines, rows, AXES)
             draws = numbers(next_state(met, column + place.to(tl.int64)), REALIZATIONS)
-            if DIRECT:
-                draws = draws.to(tl.bfloat16)
-            dbands = exact_product(tl.where(run[:, None], dcodes, 0.0), tl.trans(draws), dbands)
+            found = sum_product(first, second, tl.trans(draws.to(tl.float16)))
+            dbands += found * tl.where(run, sizes, 0.0)[:, None]
             left = left & ~run
     tl.store(Out, dbands)
-    # The level meets each token once: what other lines and windows of the channel find is the same.
-    if (lead == 0) & (window == 0):
-        gate_share(DLevel, Seed, at * groups + group, at, channels, gate_heads, total, more, GATE, REALIZATIONS)

@@ -7,8 +7,7 @@ Turns and shifts are fractions of 2^64, so that whole turns drop out of a produc
 The backward pass makes da = dy @ draws^T, the gradient of the left operand, and all other gradients from it. Rows of x and dy are
 divided by their largest number, and sizes by theirs, so that two float16 numbers hold 22 bits of an operand.
 
-A tile has the same tokens of several rows of the batch. Its rows count the tokens first, so that a thread has one token for all
-rows of the batch, and takes its cosines once.
+A program has the same tokens of some rows of the batch, and takes their cosines once. A product has some channels at a time.
 """
 
 # Triton's language is not typed as Python is.
@@ -25,17 +24,26 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from lagwise.ops.kernels.launches import run
-from lagwise.ops.kernels.rng import CODE_STEP, GATE_STEP, LARGER, UNIT, channel_state, in_two, numbers
+from lagwise.ops.kernels.rng import (
+    CODE_STEP,
+    GATE_STEP,
+    LARGER,
+    LEAST,
+    UNIT,
+    channel_state,
+    in_two,
+    largest,
+    numbers,
+    sum_product,
+)
 from lagwise.ops.kernels.tiles import DIRECT, gather, next_state
 from lagwise.ops.spe.recipes import Sines
 
 PI = tl.constexpr(3.141592653589793)
 HALF_TURN = tl.constexpr(3.141592653589793 / 2**31)
 
-# Numbers of a tile [rows, realizations] that a program holds.
-HELD = 8192
-# The least number that rows are divided by, so that 256 times its inverse is finite. Rows of smaller numbers lose bits.
-LEAST = tl.constexpr(1e-30)
+# Numbers [rows of the batch, tokens, realizations] that a program holds, and the columns of a product, two for each wave.
+HELD, COLUMNS = 16384, 64
 
 
 @triton.jit
@@ -73,20 +81,20 @@ def prepare_kernel(
 ):  # fmt: skip
     """Writes turns, shifts and sizes of a channel, and its draws, [ROWS, realizations], with zeros below those that are used.
 
-    Sizes are divided by the largest of all channels, which each program looks for: they are few.
+    Sizes are divided by the largest of the head, which each program looks for: they are few.
     """
     program = tl.program_id(0)
     head, channel = program // channels, program % channels
     most = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, heads * channels * sines, BLOCK):
+    for start in range(head * channels * sines, (head + 1) * channels * sines, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        there = at < heads * channels * sines
+        there = at < (head + 1) * channels * sines
         keep, level = gate_sizes(Gate, at // sines, there, GATED)
         found = keep * soft_size(tl.load(Gain + at, mask=there, other=0.0), sines)
         most = tl.maximum(most, tl.where(there, tl.maximum(found, level), 0.0))
     least: tl.constexpr = LEAST
     largest = tl.maximum(tl.max(most, 0), least)
-    tl.store(Largest + tl.arange(0, 1), tl.zeros([1], tl.float32) + largest.to(tl.float32), mask=tl.arange(0, 1) == program)
+    tl.store(Largest + head + tl.arange(0, 1), tl.zeros([1], tl.float32) + largest.to(tl.float32), mask=channel == 0)
     wave = tl.arange(0, ROWS // 2)
     there = wave < sines
     at = program * sines + wave
@@ -154,15 +162,15 @@ def finish_kernel(
 
 
 @triton.jit
-def angles(Turns, Shifts, at, position, wave, waves, quarters):
-    """Returns phases of a channel less some quarters of a turn, without whole turns, [rows, waves], between -pi and pi."""
-    turns = tl.load(Turns + at * waves + wave, mask=wave < waves, other=0)
-    shifts = tl.load(Shifts + at * waves + wave, mask=wave < waves, other=0)
+def angles(Turns, Shifts, at, there, position, quarters):
+    """Returns phases less some quarters of a turn, without whole turns, between -pi and pi."""
+    turns = tl.load(Turns + at, mask=there, other=0)[None, :]
+    shifts = tl.load(Shifts + at, mask=there, other=0)[None, :]
     # The upper half of position * turns + shifts: what the lower half of the shifts carries is 2^-32 of a turn. As an unsigned
     # number a negative position is 2^32 too large, which adds the lower half of the turns to the upper one.
-    low, high, t = turns.to(tl.uint32)[None, :], (turns >> 32).to(tl.uint32)[None, :], position.to(tl.uint32)[:, None]
-    shifts = (shifts >> 32).to(tl.uint32) - (quarters.to(tl.uint32) << 30)
-    phase = tl.umulhi(low, t) + high * t + shifts[None, :] - tl.where(position[:, None] < 0, low, 0)
+    low, high, t = turns.to(tl.uint32), (turns >> 32).to(tl.uint32), position.to(tl.uint32)[:, None]
+    shifts = (shifts >> 32).to(tl.uint32) - (quarters.to(tl.uint32) << 30)[None, :]
+    phase = tl.umulhi(low, t) + high * t + shifts - tl.where(position[:, None] < 0, low, 0)
     return phase.to(tl.int32, bitcast=True).to(tl.float32) * HALF_TURN
 
 
@@ -183,110 +191,126 @@ def fast_sine(angle):
 
 
 @triton.jit
-def largest(x, axis: tl.constexpr):
-    """Returns the largest size of numbers along an axis, which may be divided by."""
-    return tl.maximum(tl.max(tl.abs(x), axis), LEAST)
+def block_of(
+    Positions, times, heads, positions_batch, start, CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Returns head, first row of the batch, and times of a program's tokens, which of these exist, and their positions."""
+    program, blocks = tl.program_id(0), tl.cdiv(times, TOKENS)
+    head, tile = program % heads, program // heads
+    row, time = tile // blocks * BATCH, tile % blocks * TOKENS + tl.arange(0, TOKENS)
+    kept = tl.minimum(time, times - 1).to(tl.int64)
+    if CONSECUTIVE:
+        return head, row, kept, time < times, kept + start
+    # Rows whose positions are their own have programs of their own.
+    return head, row, kept, time < times, tl.load(Positions + row.to(tl.int64) * positions_batch + kept).to(tl.int64)
 
 
 @triton.jit
-def row_places(
-    Positions, tile, batches, times, positions_batch, start, CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr
-):
-    """Returns row of the batch, time and position of a tile's rows, and which of them exist; the others stand for the first."""
-    row, blocks = tl.arange(0, ROWS), tl.cdiv(times, ROWS // BATCH)
-    time = ((tile % blocks) * (ROWS // BATCH) + row % (ROWS // BATCH)).to(tl.int64)
-    batch = (tile // blocks * BATCH + row // (ROWS // BATCH)).to(tl.int64)
-    there = (batch < batches) & (time < times)
-    kept_batch, kept_time = tl.where(there, batch, 0), tl.where(there, time, 0)
-    if CONSECUTIVE:
-        return kept_batch, kept_time, time + start, there
-    return kept_batch, kept_time, tl.load(Positions + kept_batch * positions_batch + kept_time).to(tl.int64), there
+def kept_row(row, batches):
+    """Returns a row of the batch, or the last one where there is none."""
+    return tl.minimum(row, batches - 1).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["start"])
 def features_kernel(
     X, Y, Positions, Draws, Turns, Shifts, Sizes, Largest,
     heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, start, scale,
-    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, WAVES: tl.constexpr,
+    REALIZATIONS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes the features y, [batch, heads, times, realizations], of x, [batch, heads, times, channels]."""
-    program = tl.program_id(0)
-    head, tile = program % heads, program // heads
-    r, m = tl.arange(0, REALIZATIONS), tl.arange(0, 2 * WAVES)
-    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, start, CONSECUTIVE, BATCH, ROWS)
-    Own = X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time
-    most = tl.zeros([ROWS], tl.float32)
-    for base in range(0, channels, BLOCK):
-        channel = base + tl.arange(0, BLOCK)
-        x = tl.load(Own[:, None] + channel[None, :], mask=(channel < channels)[None, :], other=0.0).to(tl.float32)
-        most = tl.maximum(most, largest(x, 1))
-    y, inverse = tl.zeros([ROWS, REALIZATIONS], tl.float32), 1.0 / most * LARGER
+    head, row, time, there, position = block_of(Positions, times, heads, positions_batch, start, CONSECUTIVE, BATCH, TOKENS)
+    r, m = tl.arange(0, REALIZATIONS), tl.arange(0, CHANNELS * 2 * WAVES)
+    Own, sizes_of_rows, sums = (), (), ()
+    for step in tl.static_range(BATCH):
+        Own += (X + kept_row(row + step, batches) * x_batch + head.to(tl.int64) * x_head + time * x_time,)
+        most = tl.zeros([TOKENS], tl.float32)
+        for base in range(0, channels, BLOCK):
+            channel = base + tl.arange(0, BLOCK)
+            x = tl.load(Own[step][:, None] + channel[None, :], mask=(channel < channels)[None, :], other=0.0).to(tl.float32)
+            most = tl.maximum(most, largest(x, 1))
+        sizes_of_rows += (most,)
+        sums += (tl.zeros([TOKENS, REALIZATIONS], tl.float32),)
     # The columns of the left operand: cosine and sine of each wave in turn. A sine is a cosine a quarter of a turn later.
-    wave = m // 2
-    for base in range(0, channels, GROUP):
-        # Long sums within matrix units would lose bits.
-        part = tl.zeros([ROWS, REALIZATIONS], tl.float32)
-        for step in tl.static_range(GROUP):
-            channel = base + step
-            there_too = (wave < waves) & (channel < channels)
-            at = head * channels + tl.minimum(channel, channels - 1)
-            x = gather(Own + tl.minimum(channel, channels - 1))
-            sizes = tl.load(Sizes + at * waves + wave, mask=there_too, other=0.0)
-            angle = angles(Turns, Shifts, at, position, wave, waves, m % 2)
-            met = Draws + at.to(tl.int64) * 2 * WAVES * realizations + m[:, None] * realizations + r[None, :]
-            draws = tl.load(met, mask=(r < realizations)[None, :], other=0.0)
-            first, second = in_two((x * inverse)[:, None] * sizes[None, :] * fast_cosine(angle))
-            part = tl.dot(second, draws, part, input_precision="ieee")
-            part = tl.dot(first, draws, part, input_precision="ieee")
-        y += part
-    Out = Y + ((batch * heads + head) * times + time)[:, None] * realizations + r[None, :]
-    factor = most * tl.load(Largest) * scale * UNIT
-    tl.store(Out, (y * factor[:, None]).to(Y.dtype.element_ty), mask=there[:, None] & (r < realizations)[None, :])
+    for base in range(0, channels, CHANNELS):
+        channel, wave = base + m // (2 * WAVES), m % (2 * WAVES) // 2
+        kept, known = tl.minimum(channel, channels - 1), (channel < channels) & (wave < waves)
+        at = (head * channels + kept) * waves + wave
+        angle = angles(Turns, Shifts, at, known, position, m % 2)
+        weights = tl.load(Sizes + at, mask=known, other=0.0)[None, :] * fast_cosine(angle)
+        Met = Draws + ((head * channels + base).to(tl.int64) * 2 * WAVES + m)[:, None] * realizations + r[None, :]
+        draws = tl.load(Met, mask=(channel < channels)[:, None] & (r < realizations)[None, :], other=0.0)
+        newer = ()
+        for step in tl.static_range(BATCH):
+            x = gather(Own[step][:, None] + kept[None, :])
+            first, second = in_two(x * (1.0 / sizes_of_rows[step] * LARGER)[:, None] * weights)
+            # Long sums within matrix units would lose bits.
+            newer += (sums[step] + sum_product(first, second, draws),)
+        sums = newer
+    for step in tl.static_range(BATCH):
+        place = (kept_row(row + step, batches) * heads + head) * times + time
+        y = sums[step] * (sizes_of_rows[step] * tl.load(Largest + head) * scale * UNIT)[:, None]
+        own = (there & (row + step < batches))[:, None] & (r < realizations)[None, :]
+        tl.store(Y + place[:, None] * realizations + r[None, :], y.to(Y.dtype.element_ty), mask=own)
 
 
 @triton.jit(do_not_specialize=["start"])
 def gradient_kernel(
     X, Dx, Dy, Positions, Draws, Turns, Shifts, Sizes, Largest, Sums,
     heads, times, channels, realizations, batches, waves, x_batch, x_head, x_time, positions_batch, start, scale,
-    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, ROWS: tl.constexpr, WAVES: tl.constexpr, REALIZATIONS: tl.constexpr,
+    CONSECUTIVE: tl.constexpr, BATCH: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, WAVES: tl.constexpr,
+    REALIZATIONS: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradient of x, [batch, heads, times, channels], and its tile's part of those of turns, shifts and sizes.
 
     The parts are [tiles, heads, channels, WAVES, 4].
     """
-    program = tl.program_id(0)
-    head, tile = program % heads, program // heads
-    r, m, wave = tl.arange(0, REALIZATIONS), tl.arange(0, 2 * WAVES), tl.arange(0, WAVES)
-    batch, time, position, there = row_places(Positions, tile, batches, times, positions_batch, start, CONSECUTIVE, BATCH, ROWS)
-    Own = X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time
-    place = (batch * heads + head) * times + time
-    Given = Dy + place[:, None] * realizations + r[None, :]
-    dy = tl.load(Given, mask=there[:, None] & (r < realizations)[None, :], other=0.0).to(tl.float32) * scale
-    most = largest(dy, 1)
-    first, second = in_two(dy * (1.0 / most * LARGER)[:, None])
+    head, row, time, there, position = block_of(Positions, times, heads, positions_batch, start, CONSECUTIVE, BATCH, TOKENS)
+    r, m, w = tl.arange(0, REALIZATIONS), tl.arange(0, CHANNELS * 2 * WAVES), tl.arange(0, CHANNELS * WAVES)
+    Own, Out, exist, mosts, parts = (), (), (), (), ()
+    for step in tl.static_range(BATCH):
+        batch = kept_row(row + step, batches)
+        place = (batch * heads + head) * times + time
+        exist += (there & (row + step < batches),)
+        Given = Dy + place[:, None] * realizations + r[None, :]
+        dy = tl.load(Given, mask=exist[step][:, None] & (r < realizations)[None, :], other=0.0).to(tl.float32) * scale
+        Own += (X + batch * x_batch + head.to(tl.int64) * x_head + time * x_time,)
+        Out += (Dx + place * channels,)
+        mosts += (largest(dy, 1),)
+        parts += (in_two(dy * (1.0 / mosts[step] * LARGER)[:, None]),)
     i, j = tl.arange(0, 2)[None, :, None], tl.arange(0, 2)[None, None, :]
-    for channel in range(channels):
-        at = head * channels + channel
-        met = Draws + at.to(tl.int64) * 2 * WAVES * realizations + m[None, :] * realizations + r[:, None]
-        draws = tl.load(met, mask=(r < realizations)[:, None], other=0.0)
-        da = tl.dot(second, draws, input_precision="ieee")
-        da = tl.dot(first, draws, da, input_precision="ieee") * (most * UNIT)[:, None]
-        dcos, dsin = tl.split(tl.reshape(da, [ROWS, WAVES, 2]))
-        x = tl.where(there, gather(Own + channel), 0.0)
-        sizes = tl.load(Sizes + at * waves + wave, mask=wave < waves, other=0.0) * tl.load(Largest)
-        angle = angles(Turns, Shifts, at, position, wave, waves, wave * 0)
+    for base in range(0, channels, CHANNELS):
+        column = base + m // (2 * WAVES)
+        Met = Draws + ((head * channels + base).to(tl.int64) * 2 * WAVES + m)[None, :] * realizations + r[:, None]
+        draws = tl.load(Met, mask=(column < channels)[None, :] & (r < realizations)[:, None], other=0.0)
+        channel, wave = base + w // WAVES, w % WAVES
+        kept, known = tl.minimum(channel, channels - 1), (channel < channels) & (wave < waves)
+        at = (head * channels + kept) * waves + wave
+        sizes = (tl.load(Sizes + at, mask=known, other=0.0) * tl.load(Largest + head))[None, :]
+        angle = angles(Turns, Shifts, at, known, position, w * 0)
         cos, sin = fast_cosine(angle), fast_sine(angle)
-        along = cos * dcos + sin * dsin
-        dx = tl.sum(along * sizes[None, :], 1)
-        tl.store(Dx + place * channels + channel, dx.to(Dx.dtype.element_ty), mask=there)
-        dcycles = 2.0 * PI * x[:, None] * sizes[None, :] * (cos * dsin - sin * dcos)
-        # One sum over the rows for all: [WAVES, 2, 2] with turns, sizes, shifts, and shifts again.
-        summed = tl.sum(
-            tl.join(tl.join(dcycles * position.to(tl.float32)[:, None], dcycles), tl.join(x[:, None] * along, dcycles)), 0
-        )
-        Sum = Sums + ((program.to(tl.int64) * channels + channel) * WAVES + wave)[:, None, None] * 4 + i * 2 + j
-        tl.store(Sum, summed)
+        # The sums over rows of the batch of x times the gradients of a token's cosines and sines.
+        all_cos, all_sin = tl.zeros([TOKENS, CHANNELS * WAVES], tl.float32), tl.zeros([TOKENS, CHANNELS * WAVES], tl.float32)
+        own = base + tl.arange(0, CHANNELS)
+        for step in tl.static_range(BATCH):
+            da = sum_product(parts[step][0], parts[step][1], draws)
+            dcos, dsin = tl.split(tl.reshape(da, [TOKENS, CHANNELS * WAVES, 2]))
+            unit = (mosts[step] * UNIT)[:, None]
+            dx = tl.sum(tl.reshape((cos * dcos + sin * dsin) * sizes, [TOKENS, CHANNELS, WAVES]), 2) * unit
+            tl.store(
+                Out[step][:, None] + own[None, :],
+                dx.to(Dx.dtype.element_ty),
+                mask=exist[step][:, None] & (own < channels)[None, :],
+            )
+            x = tl.where(exist[step][:, None], gather(Own[step][:, None] + kept[None, :]), 0.0) * unit
+            all_cos += x * dcos
+            all_sin += x * dsin
+        dcycles = 2.0 * PI * sizes * (cos * all_sin - sin * all_cos)
+        along = cos * all_cos + sin * all_sin
+        # One sum over the tokens for all: turns, sizes, shifts, and shifts again.
+        summed = tl.sum(tl.join(tl.join(dcycles * position.to(tl.float32)[:, None], dcycles), tl.join(along, dcycles)), 0)
+        Sum = Sums + ((tl.program_id(0).to(tl.int64) * channels + channel) * WAVES + wave)[:, None, None] * 4 + i * 2 + j
+        tl.store(Sum, summed, mask=(channel < channels)[:, None, None])
 
 
 class Prepared(NamedTuple):
@@ -306,24 +330,30 @@ class SinePlan:
         x = x if x.stride(3) == 1 else x.contiguous()
         self.x, self.realizations = x, recipe.realizations
         batch, heads, times, channels = x.shape
-        width = max(16, triton.next_power_of_2(recipe.realizations))
-        rows = max(16, min(128, HELD // width))
-        shared = min(triton.next_power_of_2(batch), max(4, rows // triton.next_power_of_2(times)))
-        self.tiles = triton.cdiv(times, rows // shared) * triton.cdiv(batch, shared)
+        width, waves = max(16, triton.next_power_of_2(recipe.realizations)), prepared.draws.shape[2] // 2
         given = positions.contiguous() if isinstance(positions, Tensor) else x
+        alone = isinstance(positions, Tensor) and positions.ndim == 2
+        tokens = min(64, max(16, triton.next_power_of_2(times)), max(16, HELD // width))
+        together = max(1, COLUMNS // (2 * waves))
+        rows = 1 if alone else min(4, triton.next_power_of_2(batch), max(1, HELD // (tokens * width)))
+        self.tiles = triton.cdiv(times, tokens) * triton.cdiv(batch, rows)
         self.arguments: dict[str, Any] = dict(
             X=x, Positions=given, Draws=prepared.draws, Turns=prepared.turns, Shifts=prepared.shifts[side], Sizes=prepared.sizes,
             Largest=prepared.largest, heads=heads, times=times, channels=channels, realizations=recipe.realizations,
             batches=batch, waves=prepared.turns.shape[2], x_batch=x.stride(0), x_head=x.stride(1), x_time=x.stride(2),
-            positions_batch=times if given.ndim == 2 else 0, start=0 if isinstance(positions, Tensor) else positions,
-            scale=recipe.realizations**-0.5, CONSECUTIVE=not isinstance(positions, Tensor), BATCH=shared, ROWS=rows,
-            WAVES=prepared.draws.shape[2] // 2, REALIZATIONS=width, BLOCK=16, GROUP=4,
+            positions_batch=times if alone else 0, start=0 if isinstance(positions, Tensor) else positions,
+            scale=recipe.realizations**-0.5, CONSECUTIVE=not isinstance(positions, Tensor), BATCH=rows, TOKENS=tokens,
+            CHANNELS=together, WAVES=waves, REALIZATIONS=width, BLOCK=16,
         )  # fmt: skip
 
     def features(self) -> Tensor:
         """Returns the features of x."""
         y = self.x.new_empty(*self.x.shape[:3], self.realizations)
-        run(features_kernel, (self.x.shape[1], self.tiles), {**self.arguments, "Y": y}, 4, 1)
+        # Half the rows and channels at a time: a program holds sums of all rows, and more programs fit.
+        rows, channels = (max(1, self.arguments[name] // 2) for name in ("BATCH", "CHANNELS"))
+        tiles = triton.cdiv(self.x.shape[2], self.arguments["TOKENS"]) * triton.cdiv(self.x.shape[0], rows)
+        arguments = {**self.arguments, "Y": y, "BATCH": rows, "CHANNELS": channels}
+        run(features_kernel, (self.x.shape[1], tiles), arguments, 4, 1)
         return y
 
     def gradients(self, dy: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,14 +383,11 @@ def prepare(recipe: Sines) -> Prepared:
     arguments = channel_arguments(recipe)
     heads, channels, waves, device = arguments["heads"], arguments["channels"], arguments["waves"], recipe.seed.device
     turns, shifts = (torch.empty(*some, heads, channels, waves, dtype=torch.int64, device=device) for some in ((), (2,)))
-    numbers = torch.empty(heads * channels * waves + 1, device=device)
-    draws = torch.empty(
-        heads, channels, arguments["ROWS"], recipe.realizations, device=device,
-        dtype=torch.float16 if DIRECT.value else torch.float32,
-    )  # fmt: skip
-    prepared = Prepared(turns, shifts, numbers[:-1].view(heads, channels, waves), numbers[-1:], draws)
+    numbers = torch.empty(heads * (channels * waves + 1), device=device)
+    draws = torch.empty(heads, channels, arguments["ROWS"], recipe.realizations, device=device, dtype=torch.float16)
+    prepared = Prepared(turns, shifts, numbers[:-heads].view(heads, channels, waves), numbers[-heads:], draws)
     results = {"Turns": turns, "Shifts": shifts, "Sizes": prepared.sizes, "Largest": prepared.largest, "Draws": draws}
-    run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 1024}, 4, 1)
+    run(prepare_kernel, (heads * channels,), {**arguments, **results, "BLOCK": 512}, 4, 1)
     return prepared
 
 
