@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from triton import FutureKernel
 
 import lagwise
 from lagwise.call import Call
@@ -134,13 +136,13 @@ def test_a_rehearsal_computes_nothing_and_is_seen_by_nobody(noted):
 
 
 class Kernel:
-    """A kernel that Triton has compiled."""
+    """A kernel that Triton has compiled, or that another thread compiles."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, compiled):
+        self.compiled = compiled
 
     def warmup(self, **options):
-        return self.name
+        return self.compiled
 
 
 def pass_of(events, *, fails=False):
@@ -185,6 +187,19 @@ def test_a_call_that_is_over_is_forgotten_also_where_it_failed(monkeypatch):
     assert len(compiled) == 1 and ahead._present.rehearsal is None
     # A kernel outside of calls is compiled where it is launched.
     assert ahead.compiled_kernel(Kernel("alone"), (), 4, 1) == "alone" and len(compiled) == 1
+
+
+def test_a_kernel_that_another_thread_compiles_is_waited_for():
+    promised = Future()
+    kernel = Kernel(FutureKernel(lambda compiled: None, promised))
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(ahead.compiled_kernel, kernel, (), 4, 1)
+        promised.set_result("made")
+        assert waiting.result() == "made"
+    failed = Future()
+    failed.set_exception(RuntimeError("out of registers"))
+    with pytest.raises(RuntimeError, match="out of registers"):
+        ahead.compiled_kernel(Kernel(FutureKernel(lambda compiled: None, failed)), (), 4, 1)
 
 
 def test_a_rehearsal_that_fails_leaves_nothing_behind():
