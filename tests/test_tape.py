@@ -28,10 +28,10 @@ CASES = {
     "all": (ALL, {}, {}),
     "channels": (("channel gain", "key"), {}, {}),
     "grouped heads": (("bias", "query"), {"kv_heads": 1}, {}),
-    "lengths": (ALL, {}, {"lengths": torch.tensor([18, 7])}),
+    "lengths": (("bias", "value"), {}, {"lengths": torch.tensor([18, 7])}),
     "window": (("bias", "value"), {}, {"window": (3, 2)}),
     "packed": (("bias", "key"), {"batch": 1}, {"cu_seqlens": torch.tensor([0, 5, 18])}),
-    "starts": (("bias", "query"), {}, {"query_start": torch.tensor([0, 3])}),
+    "starts": (("bias",), {}, {"query_start": torch.tensor([0, 3])}),
     "dropout": (("bias",), {}, {"dropout": 0.3, "seed": torch.tensor(5)}),
 }
 
@@ -92,7 +92,7 @@ def test_results_of_two_replays_share_no_memory():
 
 @pytest.mark.parametrize("same", ["qk", "kv", "qkv"])
 def test_tensors_that_are_one_are_told_apart_from_those_that_are_not(same):
-    terms, learned = tables("bias", "query", "key")
+    terms, learned = tables("bias")
 
     def run(seed, aliased):
         q, k, v, dout = (x.detach() for x in made(seed))
@@ -174,6 +174,20 @@ def test_operations_of_torch_are_replayed_on_other_tensors():
         found = tapes.run("pass", [x], lambda x=x: compute(x))
         assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
     assert tapes.kept["pass"] is not None
+
+
+def test_parts_of_one_piece_of_memory_are_replayed_as_such():
+    from lagwise.ops.kernels.tape import Tapes
+
+    def compute(x):
+        one, other = torch.empty(4).copy_(x), x.mul(2)
+        return [*one.split(2), *other.split([1, 3])]
+
+    tapes, given = Tapes(), [torch.arange(4.0) + shift for shift in range(3)]
+    for x in given:
+        found = tapes.run("parts", [x], lambda x=x: compute(x))
+        assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
+    assert tapes.kept["parts"] is not None
 
 
 def test_a_pass_that_returns_what_it_was_given_is_not_recorded():

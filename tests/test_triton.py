@@ -264,6 +264,23 @@ def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkey
     check(tables, shape, 12, **options)
 
 
+@pytest.mark.parametrize(
+    ("tables", "shape", "options"),
+    [
+        (("query", "key"), {"queries": 96}, {}),
+        (SCALARS, {"queries": 96}, {"causal": True}),
+        (CHANNELS, {"queries": 96}, {}),
+        (("query", "value"), {"queries": 100, "keys": 110, "batch": 2}, {"lengths": torch.tensor([110, 60])}),
+        (("key", "value"), {"queries": 112, "keys": 96, "heads": 2, "kv_heads": 1}, {"query_start": -9}),
+        (("query", "key"), {"queries": 128}, {"cu_seqlens": torch.tensor([0, 70, 128])}),
+    ],
+    ids=words,
+)
+def test_tiles_within_the_columns_of_scores_on_their_edges_and_beyond(tables, shape, options):
+    """There are more columns than a tile has lags, and rows of a residue fill a block."""
+    check(tables, shape, 24, **options)
+
+
 def test_near_tiles_far_from_the_columns_of_scores():
     """A wide table of scalars makes tiles near that a narrow table of vectors has no columns for."""
     terms = lagwise.Terms(

@@ -17,7 +17,7 @@ from lagwise.terms import Terms
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
 # the keys outnumber the tables' lags by a factor, which a GPU's launches raise: less for vectors where there is much to compute.
 DENSE_PAIRS = 128 * 128
-SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 30, "cuda, vectors": 15}
+SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 40, "cuda, vectors": 15}
 MANY_PAIRS = 2**31
 
 # The most lags of a table of vectors whose scores `split` writes out on a GPU.

@@ -82,7 +82,7 @@ def unflattened(arguments: Sequence[Any]) -> Lowered:
         causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, window=None if window is None else (window[0], window[1]),
         query_start=query_start if starts is None else starts, scale=scale, dropout=dropout, seed=seed, max_seqlen=max_seqlen,
     )  # fmt: skip
-    return Lowered(*arguments[:13], call)
+    return Lowered._make((*arguments[:13], call, None))
 
 
 def lower(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call) -> Lowered:

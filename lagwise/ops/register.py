@@ -142,7 +142,7 @@ class Direct(torch.autograd.Function):
 
 
 # Not `Direct.apply`, which looks for transforms in each argument: there are none around an eager call.
-apply_directly: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, Direct).apply
+apply_directly: Callable[..., Sequence[Tensor]] = super(torch.autograd.Function, Direct).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Arguments:

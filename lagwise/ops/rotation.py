@@ -14,8 +14,12 @@ def compute(
     q: Tensor, k: Tensor, q_cos: Tensor, q_sin: Tensor, k_cos: Tensor | None, k_sin: Tensor | None, interleaved: bool
 ) -> list[Tensor]:
     """Returns both rotations; the factors of k are those of q unless given."""
-    rows = (q_cos, q_sin)
-    return [compute_one(q, *rows, interleaved), compute_one(k, *keys_of(*rows, k_cos, k_sin), interleaved)]
+    keys = keys_of(q_cos, q_sin, k_cos, k_sin)
+    if q.is_cuda and HAS_TRITON and q.dtype != torch.float64:
+        from lagwise.ops.kernels.channel_pairs import turn_both
+
+        return turn_both(q, k, (q_cos, q_sin), keys, interleaved)
+    return [compute_one(q, q_cos, q_sin, interleaved), compute_one(k, *keys, interleaved)]
 
 
 def keys_of(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor | None, k_sin: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -24,11 +28,7 @@ def keys_of(q_cos: Tensor, q_sin: Tensor, k_cos: Tensor | None, k_sin: Tensor | 
 
 
 def compute_one(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Returns the rotation of one tensor, by a kernel where there is one."""
-    if x.is_cuda and HAS_TRITON and x.dtype != torch.float64:
-        from lagwise.ops.kernels.channel_pairs import turn
-
-        return turn(x, cos, sin, interleaved)
+    """Returns the rotation of one tensor."""
     axis, sizes = (-1, (-1, 2)) if interleaved else (-2, (2, -1))
     out = torch.empty_like(x)
     even, odd = x.unflatten(-1, sizes).unbind(axis)

@@ -113,16 +113,18 @@ ARGUMENTS = (
 
 def compute(slope: Tensor, *arguments: Any) -> list[Tensor]:
     """Returns the bias, by the kernel."""
-    from lagwise.ops.kernels import soft_buckets
+    from lagwise.ops.kernels import soft_buckets, tape
 
-    return [soft_buckets.forward(slope, Weights(*arguments[:6]), *arguments[6:])]
+    given, facts = (slope, *arguments[:6]), arguments[6:]
+    return tape.taped("soft buckets", given, facts, lambda: [soft_buckets.forward(slope, Weights(*arguments[:6]), *facts)])
 
 
 def compute_backward(gradient: Tensor, slope: Tensor, *arguments: Any) -> list[Tensor]:
     """Returns the gradients of the slope and of the weights, by the kernel."""
-    from lagwise.ops.kernels import soft_buckets
+    from lagwise.ops.kernels import soft_buckets, tape
 
-    return soft_buckets.backward(gradient, slope, Weights(*arguments[:6]), *arguments[6:])
+    given, weights, facts = (gradient, slope, *arguments[:6]), Weights(*arguments[:6]), arguments[6:]
+    return tape.taped("soft buckets back", given, facts, lambda: soft_buckets.backward(gradient, slope, weights, *facts))
 
 
 BIAS_BACKWARD = Operator(

@@ -152,9 +152,9 @@ class Flags:
     Widths of heads, and the powers of two that hold them; rows and keys of a tile; which tables there are (SCORES: those of the
     queries or of a gain per channel; SCORED: any scores); whether tiles are TURNED, [keys, queries]; what hides pairs (MASK, with
     HIDE also from loads; PACKED; LIMITED to some lags; ragged tiles unless WHOLE); whether tiles beyond the tables' columns come
-    too (FAR), whether near tiles are found beyond those of the scores (WIDER), how many far fields others computed (SIDES),
-    whether tables of scalars get a gradient (LEARNED), and whether the pass over queries computes delta (DELTA), with a gradient
-    of the log-sum-exp (DLSE). OUT_BY_TOKEN is of kernels on rows, RUNS, LENGTH, STEP and LAGS are of a gain per channel.
+    too (FAR), and whether none has lags on both sides of the columns of scores (APART); how many far fields others computed
+    (SIDES), whether tables of scalars get a gradient (LEARNED), and whether the pass over queries computes delta (DELTA), with a
+    gradient of the log-sum-exp (DLSE). OUT_BY_TOKEN is of kernels on rows, RUNS, LENGTH, STEP and LAGS are of a gain per channel.
     """
 
     head_dim: int
@@ -180,8 +180,8 @@ class Flags:
     DROPOUT: bool = False
     FAR: bool = True
     LIMITED: bool = False
-    WIDER: bool = False
     WHOLE: bool = False
+    APART: bool = False
     NEAR_MASKED: bool = True
     FAR_MASKED: bool = True
     SIDES: int = 0

@@ -14,6 +14,7 @@ from lagwise.ops.kernels.logits import (
     content_product,
     end_queries,
     head_pointers,
+    is_within,
     key_stretches,
     load_row_ends,
     load_statistics,
@@ -23,14 +24,13 @@ from lagwise.ops.kernels.logits import (
     tile_logits,
 )
 from lagwise.ops.kernels.tiles import (
-    EDGE,
-    FUTURE,
     INNER,
-    LATE_EDGE,
     PAST,
     after,
     before,
     dropout_state,
+    has_future,
+    has_past,
     head_of,
     is_near,
     load_gain,
@@ -105,9 +105,9 @@ def query_gradient_kernel(
         if flags.DLSE:
             row_delta -= tl.load(dlse + base * queries + row, mask=row < queries, other=0.0)
         tl.store(Delta + row, row_delta, mask=row < queries)
-        row_lse, _delta = load_statistics(lse + base * queries, lse + base * queries, row, queries)
+        row_lse, _delta = load_statistics(lse + base * queries, lse + base * queries, row, queries, flags)
     else:
-        row_lse, row_delta = load_statistics(lse + base * queries, Delta, row, queries)
+        row_lse, row_delta = load_statistics(lse + base * queries, Delta, row, queries, flags)
     q_past, q_future, past_gain, future_gain = end_queries(q_rows, own.ends, flags)
     ends = load_row_ends(own, row, sizes, flags.VALUE, flags)
     if flags.CHANNELS:
@@ -150,36 +150,29 @@ def query_gradient_kernel(
                         own, ends, sizes, bands, state, dropped, SIDE, False, flags,
                     )  # fmt: skip
                     if flags.VALUE:
-                        if SIDE == PAST:
-                            past_mass += tl.sum(weights, 1)
-                        elif SIDE == FUTURE:
-                            future_mass += tl.sum(weights, 1)
-                        else:
-                            if SIDE != INNER:
-                                past_mass += tl.sum(before(weights, lag, band_first), 1)
-                                future_mass += tl.sum(after(weights, lag, band_first + band_lags - 1), 1)
+                        if has_past(SIDE, flags):
+                            past_mass += tl.sum(before(weights, lag, bands, SIDE), 1)
+                        if has_future(SIDE, flags):
+                            future_mass += tl.sum(after(weights, lag, bands, SIDE), 1)
+                        if is_near(SIDE):
                             put_scores(
                                 own.value_scores, weights, row, queries, key, band_first + start, band_lags, stretch,
-                                flags.WHOLE, flags.WIDER,
+                                is_within(SIDE, flags),
                             )  # fmt: skip
                     if flags.SCORES and is_near(SIDE):
                         put_scores(
                             own.query, dlogits, row, queries, key, band_first + start, band_lags, stretch,
-                            flags.WHOLE, flags.WIDER,
+                            is_within(SIDE, flags),
                         )  # fmt: skip
                     if flags.KEY and is_near(SIDE):
                         put_scores(
                             own.key, tl.trans(dlogits), key, keys, row, 1 - band_first - band_lags - start, band_lags, stretch,
-                            flags.WHOLE, flags.WIDER,
+                            is_within(SIDE, flags),
                         )  # fmt: skip
-                    if flags.QUERY and flags.FAR:
-                        if SIDE == PAST:
-                            past_query += tl.sum(dlogits, 1)
-                        elif SIDE == FUTURE:
-                            future_query += tl.sum(dlogits, 1)
-                        elif SIDE != INNER:
-                            past_query += tl.sum(before(dlogits, lag, band_first), 1)
-                            future_query += tl.sum(after(dlogits, lag, band_first + band_lags - 1), 1)
+                    if flags.QUERY and has_past(SIDE, flags):
+                        past_query += tl.sum(before(dlogits, lag, bands, SIDE), 1)
+                    if flags.QUERY and has_future(SIDE, flags):
+                        future_query += tl.sum(after(dlogits, lag, bands, SIDE), 1)
                     if SUMMED and is_near(SIDE):
                         place = index[:, None] * PATCH + (key_start - patch_start) // KEYS * KEYS + tl.arange(0, KEYS)[None, :]
                         if BIAS_LEARNED:
@@ -202,11 +195,11 @@ def query_gradient_kernel(
                     if flags.GAIN:
                         dlogits = dlogits * gain
                     if flags.CHANNELS:
-                        if SIDE < INNER or SIDE == LATE_EDGE:
-                            dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                        if has_past(SIDE, flags):
+                            dpast = before(dlogits, lag, bands, SIDE)
                             dq += product(dpast.to(k_rows.dtype), k_rows)
-                        if SIDE > INNER or SIDE == EDGE:
-                            dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                        if has_future(SIDE, flags):
+                            dfuture = after(dlogits, lag, bands, SIDE)
                             dq_future += product(dfuture.to(k_rows.dtype), k_rows)
                     else:
                         dq += product(dlogits.to(k_rows.dtype), k_rows)
@@ -276,7 +269,7 @@ def key_gradient_kernel(
     AXIS: tl.constexpr = flags.TURNED * 1
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
-    block, pair, batch, head = place_of(keys, heads, KEYS)
+    block, pair, batch, head = place_of(keys, heads, KEYS, flags.SCORED)
     base = pair.to(tl.int64)
     key_start = block * KEYS
     key = key_start + tl.arange(0, KEYS)
@@ -301,7 +294,7 @@ def key_gradient_kernel(
                 lag = turned(key, not TURNED) - turned(row, TURNED) - start
                 q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
                 dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE)
-                row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries)
+                row_lse, row_delta = load_statistics(lse + base * queries, delta + base * queries, row, queries, flags)
                 q_past, q_future, _past, _future = end_queries(q_rows, own.ends, flags)
                 ends = load_row_ends(own, row, sizes, flags.VALUE, flags)
                 content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, TURNED, flags)
@@ -314,19 +307,18 @@ def key_gradient_kernel(
                     own, ends, sizes, bands, state, dropped, SIDE, TURNED, flags,
                 )  # fmt: skip
                 dv += product(by_key(weights.to(dout_rows.dtype), TURNED), dout_rows)
-                if flags.KEY and flags.FAR and SIDE != INNER:
-                    if SIDE != FUTURE:
-                        past_key += tl.sum(dlogits if SIDE == PAST else before(dlogits, lag, band_first), AXIS)
-                    if SIDE != PAST:
-                        future_key += tl.sum(dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1), AXIS)
+                if flags.KEY and has_past(SIDE, flags):
+                    past_key += tl.sum(before(dlogits, lag, bands, SIDE), AXIS)
+                if flags.KEY and has_future(SIDE, flags):
+                    future_key += tl.sum(after(dlogits, lag, bands, SIDE), AXIS)
                 if flags.GAIN:
                     dlogits = dlogits * gain
                 if flags.CHANNELS:
-                    if SIDE < INNER or SIDE == LATE_EDGE:
-                        dpast = dlogits if SIDE == PAST else before(dlogits, lag, band_first)
+                    if has_past(SIDE, flags):
+                        dpast = before(dlogits, lag, bands, SIDE)
                         dk += product(by_key(dpast.to(q_rows.dtype), TURNED), q_past)
-                    if SIDE > INNER or SIDE == EDGE:
-                        dfuture = dlogits if SIDE == FUTURE else after(dlogits, lag, band_first + band_lags - 1)
+                    if has_future(SIDE, flags):
+                        dfuture = after(dlogits, lag, bands, SIDE)
                         dk += product(by_key(dfuture.to(q_rows.dtype), TURNED), q_future)
                 else:
                     dk += product(by_key(dlogits.to(q_rows.dtype), TURNED), q_rows)

@@ -281,15 +281,15 @@ def channel_gain_gradient_kernel(
         tl.store(share + step * flags.head_dim + channel, tl.sum(sums[step], 0) * scale, mask=channel < flags.head_dim)
 
 
-def channel_scores(plan: Plan, q: Tensor, k: Tensor, tables: Tables, scores: Scores, seen: Seen, stretch: int) -> None:
+def channel_scores(plan: Plan, q: Tensor, k: Tensor, tables: Tables, scores: Scores, seen: Seen) -> None:
     """Adds the content product of a plan's band to its scores, or writes it where there are none."""
     sizes, rows, warps = runs(plan, loads_gain=True)
     grid = (blocks(plan.queries, rows), blocks(plan.band_lags, LAGS), plan.pairs)
     values = (
-        view(q), view(k), tables, scores, seen, *plan.numbers[:5], plan.band_first, plan.band_lags, stretch,
+        view(q), view(k), tables, scores, seen, *plan.numbers[:5], plan.band_first, plan.band_lags, plan.stretch,
         plan.flags_at("channels", **sizes),
     )  # fmt: skip
-    plan.launch(("channel scores", stretch), channel_scores_kernel, grid, values, warps)
+    plan.launch("channel scores", channel_scores_kernel, grid, values, warps)
 
 
 def runs(plan: Plan, *, loads_gain: bool) -> tuple[dict[str, int], int, int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lagwise.ops.kernels.arguments import view
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import blocks
+from lagwise.ops.kernels.tape import taped
 from lagwise.ops.kernels.tiles import head_of, place_of
 
 ROWS = 32
@@ -38,6 +39,15 @@ def turn_kernel(
     there_out = head_of(out, batch, head) + row.to(tl.int64) * out.time
     tl.store(there_out + first, (a * cosine - b * sine).to(out.data.dtype.element_ty), mask=there)
     tl.store(there_out + second, (a * sine + b * cosine).to(out.data.dtype.element_ty), mask=there)
+
+
+def turn_both(q: Tensor, k: Tensor, rows: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], interleaved: bool) -> list[Tensor]:
+    """Returns the rotations of q and k, by their own factors."""
+
+    def compute() -> list[Tensor]:
+        return [turn(q, *rows, interleaved), turn(k, *keys, interleaved)]
+
+    return taped("turn", (q, k, *rows, *keys), (interleaved,), compute)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

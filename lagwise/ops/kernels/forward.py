@@ -30,6 +30,7 @@ from lagwise.ops.kernels.logits import (
     content_product,
     end_queries,
     head_pointers,
+    is_within,
     key_stretches,
     load_row_ends,
     query_start_of,
@@ -38,15 +39,15 @@ from lagwise.ops.kernels.logits import (
 )
 from lagwise.ops.kernels.scores import empty_scores
 from lagwise.ops.kernels.tiles import (
-    FUTURE,
     INNER,
     LN2,
     LOG2E,
     LOWEST,
-    PAST,
     after,
     before,
     dropout_state,
+    has_future,
+    has_past,
     head_of,
     home_of,
     is_near,
@@ -65,7 +66,7 @@ from lagwise.ops.kernels.tiles import (
 def forward_kernel(
     q, k, v, out, lse, band_logits, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, logit_stretch, flags: tl.constexpr,
+    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, flags: tl.constexpr,
 ):  # fmt: skip
     """Computes output and log-sum-exp of a block of queries.
 
@@ -77,14 +78,14 @@ def forward_kernel(
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
     bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
-    block, pair, batch, head = place_of(queries, heads, ROWS)
+    block, pair, batch, head = place_of(queries, heads, ROWS, flags.SCORED)
     base = pair.to(tl.int64)
     row_start = block * ROWS
     row = row_start + tl.arange(0, ROWS)
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
-    BandLogits = band_logits + base * slab_of(queries, logit_stretch)
+    BandLogits = band_logits + base * slab_of(queries, stretch)
     limits = key_stretches(row_start, start, batch, seen, sizes, bands, flags)
     state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
     larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
@@ -116,17 +117,14 @@ def forward_kernel(
                     logits = tl.where(keep, logits + tl.log2(larger) * LN2, -float("inf"))
                 if flags.VALUE:
                     past_mass, future_mass = past_mass * shrink, future_mass * shrink
-                    if SIDE == PAST:
-                        past_mass += tl.sum(weights, 1)
-                    elif SIDE == FUTURE:
-                        future_mass += tl.sum(weights, 1)
-                    else:
-                        if SIDE != INNER:
-                            past_mass += tl.sum(before(weights, lag, band_first), 1)
-                            future_mass += tl.sum(after(weights, lag, band_first + band_lags - 1), 1)
+                    if has_past(SIDE, flags):
+                        past_mass += tl.sum(before(weights, lag, bands, SIDE), 1)
+                    if has_future(SIDE, flags):
+                        future_mass += tl.sum(after(weights, lag, bands, SIDE), 1)
+                    if is_near(SIDE):
                         put_scores(
-                            BandLogits, logits, row, queries, key, band_first + start, band_lags, logit_stretch,
-                            flags.WHOLE, flags.WIDER,
+                            BandLogits, logits, row, queries, key, band_first + start, band_lags, stretch,
+                            is_within(SIDE, flags),
                         )  # fmt: skip
                 values = load_keys(V, own.key_mask, key, keys, v.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE, flags.HIDE)
                 sums = sums * shrink[:, None] + product(weights.to(values.dtype), values)
@@ -145,7 +143,7 @@ def forward_kernel(
         # All threads have written before any of them reads what others wrote.
         tl.debug_barrier()
         lead = band_first + start + home_of(band_first + start)
-        Own = BandLogits + tl.minimum(row, queries - 1).to(tl.int64)[:, None] * logit_stretch + lead
+        Own = BandLogits + tl.minimum(row, queries - 1).to(tl.int64)[:, None] * stretch + lead
         for lag_start in range(0, band_lags, KEYS):
             column = lag_start + tl.arange(0, KEYS)
             met = row[:, None] + start + band_first + column[None, :]
@@ -161,11 +159,11 @@ def attend(inputs: Inputs, out: Tensor, lse: Tensor) -> None:
     """Writes the output and the log-sum-exp of a call."""
     plan = inputs.plan
     logits, none = out, inputs.q
-    scores = inputs.scores(plan.tight) if plan.scored else Scores(none, none, none, none, none, none)
+    scores = inputs.scores() if plan.scored else Scores(none, none, none, none, none, none)
     if "value" in plan.tables:
-        logits = empty_scores(plan, plan.queries, plan.stretch, torch.float32)
+        logits = empty_scores(plan, plan.queries, torch.float32)
     values = (
         view(inputs.q), view(inputs.k), view(inputs.v), view(out), lse, logits, inputs.tables, scores, inputs.seen,
-        *plan.numbers_at(plan.tight), plan.stretch, plan.flags_at("forward"),
+        *plan.numbers, plan.flags_at("forward"),
     )  # fmt: skip
     plan.launch_tiles("forward", "forward", forward_kernel, values)

@@ -16,7 +16,7 @@ from lagwise.ops.kernels.channel_gain import channel_gradients
 from lagwise.ops.kernels.inputs import Inputs
 from lagwise.ops.kernels.plan import PATCH, blocks
 from lagwise.ops.kernels.results import delta_of
-from lagwise.ops.kernels.scores import add_row_gradients, empty_ends, table_gradient
+from lagwise.ops.kernels.scores import Given, add_row_gradients, empty_ends, table_gradients
 from lagwise.ops.lowering import empty_laid_out, is_by_token
 
 
@@ -77,16 +77,8 @@ def differentiate(
         passes.over_queries()
         passes.over_keys()
     found = passes.found
-    for name in plan.vectors:
-        dscores = getattr(passes.scores, name)
-        ends = passes.ends_of(name)
-        x = given.dout if name == "value" else inputs.raw_k if name == "key" else inputs.raw_q
-        table = getattr(lowered, name)
-        if learned:
-            kind = dtype or table.dtype
-            found[name] = table_gradient(plan, name, dscores, ends, x, table, inputs.visible, kind)
-        if name != "value":
-            passes.add_to_rows(name, dscores, ends, table)
+    if plan.vectors:
+        passes.table_gradients(learned)
     if plan.channels:
         assert lowered.gain is not None
         kind = dtype or lowered.gain.dtype
@@ -102,7 +94,7 @@ class Passes:
     def __init__(self, inputs: Inputs, given: Incoming, learned: bool, far: Far | None, dtype: torch.dtype | None):
         plan, none = inputs.plan, inputs.q
         self.inputs, self.plan, self.given, self.far, self.dtype = inputs, plan, given, far, dtype
-        self.scores = inputs.scores(plan.stretch, given.dout) if plan.scored else Scores(none, none, none, none, none, none)
+        self.scores = inputs.scores(given.dout) if plan.scored else Scores(none, none, none, none, none, none)
         self.learned = learned and bool(plan.scalars)
         self.sums = row_sums(plan) if self.learned else None
         self.own_delta = far is None and not plan.scored
@@ -145,7 +137,7 @@ class Passes:
         values = (
             view(inputs.q), view(inputs.k), view(inputs.v), view(given.out), view(given.dout),
             given.lse if given.dlse is None else given.dlse, given.lse, self.delta, found, far.queries if far else None,
-            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            inputs.tables, self.scores, inputs.seen, *plan.numbers,
             *(far.query_counts if far else (0, 0)), PATCH, plan.flags_at("query", **more),
         )  # fmt: skip
         plan.launch_tiles("query", ("query", self.site), query_gradient_kernel, values)
@@ -157,7 +149,7 @@ class Passes:
         values = (
             view(inputs.q), view(inputs.k), view(inputs.v), view(given.dout), given.lse, self.delta,
             KeyGradients(view(dk), view(dv), self.key_ends), far.keys if far else None,
-            inputs.tables, self.scores, inputs.seen, *plan.numbers_at(plan.stretch),
+            inputs.tables, self.scores, inputs.seen, *plan.numbers,
             *(far.key_counts if far else (0, 0)), plan.flags_at("key", SIDES=far.sides if far else 0),
         )  # fmt: skip
         plan.launch_tiles("key", ("key", self.site), key_gradient_kernel, values)
@@ -169,12 +161,27 @@ class Passes:
             return {"query": self.far.changes, "value": self.far.masses, "key": None}[name]
         return {"query": self.query_ends, "value": self.masses, "key": self.key_ends}[name]
 
-    def add_to_rows(self, name: str, dscores: Tensor, ends: Tensor | None, table: Tensor) -> None:
-        """Adds scores' share of the gradient of the raw q or k to that of the transformed one where they are the same tensor."""
-        letter = "k" if name == "key" else "q"
-        raw = getattr(self.inputs.lowered, f"raw_{letter}")
-        if raw is None:
-            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.visible, self.found[letter], added=True)
-        else:
-            self.found[f"raw_{letter}"] = made = self.empty_like(raw, self.plan.heads)
-            add_row_gradients(self.plan, name, dscores, ends, table, self.inputs.visible, made, added=False)
+    def table_gradients(self, learned: bool) -> None:
+        """Finds the gradients of tables of vectors, and adds scores' share of the gradients of the raw q and k.
+
+        It goes to that of the transformed one where they are the same tensor.
+        """
+        plan, inputs, found = self.plan, self.inputs, self.found
+        rows: dict[str, Tensor] = {"query": inputs.raw_q, "key": inputs.raw_k, "value": self.given.dout}
+        given = [
+            Given(name, rows[name], getattr(inputs.lowered, name), getattr(self.scores, name), self.ends_of(name))
+            for name in plan.vectors
+        ]
+        if learned:
+            dtypes = [self.dtype or of.table.dtype for of in given]
+            found |= table_gradients(plan, given, inputs.visible, dtypes)
+        changed = []
+        for of in given:
+            if of.name != "value":
+                letter = "k" if of.name == "key" else "q"
+                raw = getattr(inputs.lowered, f"raw_{letter}")
+                if raw is not None:
+                    found[f"raw_{letter}"] = self.empty_like(raw, plan.heads)
+                changed.append(of._replace(x=found[letter if raw is None else f"raw_{letter}"], added=raw is None))
+        if changed:
+            add_row_gradients(plan, changed, inputs.visible)

@@ -77,22 +77,24 @@ class Inputs:
         """What `key` reads."""
         return self.k if self.lowered.raw_k is None else beside(self.shown(self.lowered.raw_k))
 
-    def scores(self, stretch: int, dout: Tensor | None = None) -> Scores:
+    def scores(self, dout: Tensor | None = None) -> Scores:
         """Returns the scores of a call's band and their ends, with `dout` those of values too."""
         plan, lowered, none = self.plan, self.lowered, self.q
-        query = key = value = query_ends = key_ends = value_ends = none
+        tables: list[tuple[str, Tensor, Tensor]] = []
         if lowered.query is not None:
-            query, query_ends = make_scores(plan, "query", self.raw_q, lowered.query, self.places, stretch)
-        elif plan.channels:
-            query = empty_scores(plan, plan.queries, stretch, plan.dtype, zeros=True)
+            tables.append(("query", self.raw_q, lowered.query))
         if lowered.key is not None:
-            key, key_ends = make_scores(plan, "key", self.raw_k, lowered.key, self.places, stretch)
+            tables.append(("key", self.raw_k, lowered.key))
         if lowered.value is not None and dout is not None:
-            value, value_ends = make_scores(plan, "value", dout, lowered.value, self.places, stretch)
-        found = Scores(query, key, value, query_ends, key_ends, value_ends)
+            tables.append(("value", dout, lowered.value))
+        found = make_scores(plan, tables, self.places) if tables else {}
+        if plan.channels and lowered.query is None:
+            found["query"] = empty_scores(plan, plan.queries, plan.dtype, zeros=True), none
+        named = [found.get(name, (none, none)) for name in ("query", "key", "value")]
+        scores = Scores(*(scores for scores, _ in named), *(ends for _, ends in named))
         if plan.channels:
-            channel_scores(plan, self.q, self.k, self.tables, found, self.places, stretch)
-        return found
+            channel_scores(plan, self.q, self.k, self.tables, scores, self.places)
+        return scores
 
 
 def beside(x: Tensor) -> Tensor:

@@ -160,11 +160,11 @@ class Packed:
 @cache
 def loaded(compiled: Any, device: int) -> int:
     """Returns the driver's handle of a kernel on a device. Triton's own way there compiles a program in C first."""
-    driver: Any = triton.runtime.driver.active.utils  # pyright: ignore[reportAttributeAccessIssue]
-    there = driver.get_device_properties(device)["max_shared_mem"]
+    driver: Any = triton.runtime.driver.active
+    there = driver.utils.get_device_properties(device)["max_shared_mem"]
     if compiled.metadata.shared > there:
         raise triton.runtime.errors.OutOfResources(compiled.metadata.shared, there, "shared memory")
-    return driver.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)[1]
+    return driver.utils.load_binary(compiled.name, compiled.kernel, compiled.metadata.shared, device)[1]
 
 
 class Block:

@@ -18,6 +18,7 @@ from lagwise.ops.kernels.tiles import (
     INNER,
     LOG2E,
     PAST,
+    add_ends,
     add_scores,
     after,
     at_lags,
@@ -28,13 +29,12 @@ from lagwise.ops.kernels.tiles import (
     product,
     turned,
     visible,
-    with_ends,
 )
 
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
     "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "low", "high",
-    "table_first", "table_lags", "band_first", "band_lags", "stretch", "logit_stretch", "scale", "dropped",
+    "table_first", "table_lags", "band_first", "band_lags", "stretch", "scale", "dropped",
     "past_count", "future_count",
 ]  # fmt: skip
 
@@ -85,43 +85,41 @@ def load_row_ends(own, row, sizes, VALUE: tl.constexpr, flags: tl.constexpr):
     """Loads the ends of rows; zero where there are none."""
     past, future, past_value, future_value = 0.0, 0.0, 0.0, 0.0
     if flags.QUERY and flags.FAR:
-        past, future = load_end(own.query_ends, row, sizes.queries, 0), load_end(own.query_ends, row, sizes.queries, 1)
+        past = load_end(own.query_ends, row, sizes.queries, 0, flags.WHOLE)
+        future = load_end(own.query_ends, row, sizes.queries, 1, flags.WHOLE)
     if VALUE and flags.FAR:
-        past_value = load_end(own.value_ends, row, sizes.queries, 0)
-        future_value = load_end(own.value_ends, row, sizes.queries, 1)
+        past_value = load_end(own.value_ends, row, sizes.queries, 0, flags.WHOLE)
+        future_value = load_end(own.value_ends, row, sizes.queries, 1, flags.WHOLE)
     return RowEnds(past, future, past_value, future_value)
 
 
+@triton.constexpr_function
+def is_within(SIDE, flags):
+    """Says whether all pairs of a stretch's tiles have a column of the scores."""
+    return flags.FAR and flags.WHOLE and SIDE == INNER
+
+
 @triton.jit
-def tile_scores(row, key, lag, start, own, ends, sizes, bands, SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr):
-    """Returns the scores of a tile: those of its queries and those of its keys."""
-    if is_near(SIDE):
-        x = tl.zeros(lag.shape, tl.float32)
-        if flags.SCORES:
-            x = add_scores(
-                x, own.query, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch, TURNED, flags.WIDER
-            )
-        if flags.KEY:
-            x = add_scores(
-                x, own.key, key, sizes.keys, row, 1 - bands.first - bands.lags - start, bands.lags, bands.stretch,
-                not TURNED, flags.WIDER,
-            )  # fmt: skip
-        if flags.FAR and SIDE != INNER:
-            past, future = tl.zeros(lag.shape, tl.float32), tl.zeros(lag.shape, tl.float32)
-            if flags.QUERY:
-                past, future = past + turned(ends.past, TURNED), future + turned(ends.future, TURNED)
-            if flags.KEY:
-                past += turned(load_end(own.key_ends, key, sizes.keys, 0), not TURNED)
-                future += turned(load_end(own.key_ends, key, sizes.keys, 1), not TURNED)
-            x = with_ends(x, past, future, lag, bands.first, bands.lags)
-        return x
-    else:
-        x = 0.0
+def add_tile_scores(
+    x, row, key, lag, start, own, ends, sizes, bands, SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr
+):  # fmt: skip
+    """Adds to a tile its scores: those of its queries and those of its keys."""
+    WITHIN: tl.constexpr = is_within(SIDE, flags)
+    if is_near(SIDE) and flags.SCORES:
+        x = add_scores(x, own.query, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch, TURNED, WITHIN)
+    if is_near(SIDE) and flags.KEY:
+        offset = 1 - bands.first - bands.lags - start
+        x = add_scores(x, own.key, key, sizes.keys, row, offset, bands.lags, bands.stretch, not TURNED, WITHIN)
+    if flags.FAR and SIDE != INNER:
+        past, future = 0.0, 0.0
         if flags.QUERY:
-            x += turned(ends.past if SIDE == PAST else ends.future, TURNED)
+            past, future = turned(ends.past, TURNED), turned(ends.future, TURNED)
         if flags.KEY:
-            x += turned(load_end(own.key_ends, key, sizes.keys, 0 if SIDE == PAST else 1), not TURNED)
-        return x
+            past += turned(load_end(own.key_ends, key, sizes.keys, 0, flags.WHOLE), not TURNED)
+            future += turned(load_end(own.key_ends, key, sizes.keys, 1, flags.WHOLE), not TURNED)
+        if flags.QUERY or flags.KEY:
+            x = add_ends(x, past, future, lag, bands, SIDE, flags)
+    return x
 
 
 @triton.jit
@@ -140,7 +138,7 @@ def tile_logits(
         gain = at_lags(own.gain, lag, bands.table_first) if is_near(SIDE) else tl.load(own.gain + (end - bands.table_first))
         x = x * gain
     if flags.SCORES or flags.KEY:
-        x += tile_scores(row, key, lag, start, own, ends, sizes, bands, SIDE, TURNED, flags)
+        x = add_tile_scores(x, row, key, lag, start, own, ends, sizes, bands, SIDE, TURNED, flags)
     x = x * scale
     if flags.BIAS:
         x += at_lags(own.bias, lag, bands.table_first) if is_near(SIDE) else tl.load(own.bias + (end - bands.table_first))
@@ -166,16 +164,13 @@ def tile_gradient(
     weights = tl.exp2((logits - turned(lse, TURNED)) * LOG2E)
     if flags.VALUE:
         if is_near(SIDE):
-            x = add_scores(
-                tl.zeros(lag.shape, tl.float32), own.value_scores, row, sizes.queries, key, bands.first + start, bands.lags,
-                bands.stretch, TURNED, flags.WIDER,
+            dweights = add_scores(
+                dweights, own.value_scores, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch,
+                TURNED, is_within(SIDE, flags),
             )  # fmt: skip
-            if flags.FAR and SIDE != INNER:
-                past, future = turned(ends.past_value, TURNED), turned(ends.future_value, TURNED)
-                x = with_ends(x, past, future, lag, bands.first, bands.lags)
-            dweights += x
-        else:
-            dweights += turned(ends.past_value if SIDE == PAST else ends.future_value, TURNED)
+        if flags.FAR and SIDE != INNER:
+            past, future = turned(ends.past_value, TURNED), turned(ends.future_value, TURNED)
+            dweights = add_ends(dweights, past, future, lag, bands, SIDE, flags)
     delta = turned(delta, TURNED)
     if flags.DROPOUT:
         keep = kept(state, turned(row, TURNED), turned(key, not TURNED), dropped)
@@ -188,11 +183,16 @@ def tile_gradient(
 
 
 @triton.jit
-def load_statistics(Lse, Delta, row, queries):
+def load_statistics(Lse, Delta, row, queries, flags: tl.constexpr):
     """Loads log-sum-exp and delta; rows that see nothing, or are none, get weights exp(logit - inf) = 0."""
-    lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
-    delta = tl.load(Delta + row, mask=row < queries, other=0.0)
-    return tl.where(lse == -float("inf"), float("inf"), lse), delta
+    if flags.WHOLE:
+        lse, delta = tl.load(Lse + row), tl.load(Delta + row)
+    else:
+        lse = tl.load(Lse + row, mask=row < queries, other=float("inf"))
+        delta = tl.load(Delta + row, mask=row < queries, other=0.0)
+    if flags.BIAS or flags.NEAR_MASKED or flags.FAR_MASKED:
+        lse = tl.where(lse == -float("inf"), float("inf"), lse)
+    return lse, delta
 
 
 @triton.jit
@@ -219,7 +219,7 @@ def content_product(q_past, q_future, k, lag, bands, SIDE: tl.constexpr, TURNED:
     else:
         past = product(k, tl.trans(q_past)) if TURNED else product(q_past, tl.trans(k))
         future = product(k, tl.trans(q_future)) if TURNED else product(q_future, tl.trans(k))
-        return before(past, lag, bands.first) + after(future, lag, bands.first + bands.lags - 1)
+        return before(past, lag, bands, SIDE) + after(future, lag, bands, SIDE)
 
 
 @triton.jit

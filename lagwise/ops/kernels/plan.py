@@ -25,8 +25,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scored forward": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "scored query": {64: (64, 64, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+    "scored forward": {64: (64, 32, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "scored query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
     "turned key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
@@ -128,18 +128,18 @@ class Plan:
         self.table_first, self.table_lags = table_window([self.columns(name) for name in self.tables] or [(0, 1)], kind.causal)
         self.flags = self._flags()
         self.tiles = {each: self._tile(each) for each in ("forward", "query", "key")}
-        # How far apart rows of scores are, and those between which there is room for what tiles hold beyond the band.
-        self.tight = self.band_lags + 2 * ALIGNED + 1
-        beyond = max(sum(self.tiles[each][:2]) for each in ("forward", "query"))
-        self.stretch = self.band_lags + blocks(beyond, ALIGNED) * ALIGNED + 1
+        # How far apart rows of scores are: there is room for all eights with one of their columns.
+        self.stretch = self.band_lags + 2 * ALIGNED + 1
+        assert not self.scored or max(self.queries, self.keys) * self.stretch < 2**31, "kernels count a head's scores in 32 bits"
         self.numbers = (
             self.heads, self.heads // self.key_heads, self.queries, self.keys, kind.query_start, self.first, self.last,
             self.near_first, self.near_last, self.low, self.high, self.table_first, self.table_lags,
-            self.band_first, self.band_lags,
+            self.band_first, self.band_lags, self.stretch, kind.scale, round(kind.dropout * 2**KEEP_BITS),
         )  # fmt: skip
         self.runners: dict[Any, Runner] = {}
         self.tapes = Tapes()
         self.site_flags: dict[Any, Flags] = {}
+        self.products: dict[Any, Any] = {}
 
     def _seen_by_all(self) -> tuple[int, int]:
         """Returns the first and the last lag that the whole call can reach."""
@@ -181,7 +181,6 @@ class Plan:
             "WIDTH": width(self.head_dim), "VALUE_WIDTH": width(self.value_dim),
             "MASK": mask, "HIDE": mask and not self.scored, "PACKED": packed, "STARTS": starts, "DROPOUT": kind.dropout > 0.0,
             "FAR": self.only is None, "LIMITED": kind.causal or windowed or self.only is not None,
-            "WIDER": self.scored and (self.near_first < self.band_first or self.near_last > self.band_last),
             "FAR_MASKED": windowed,
         }  # fmt: skip
 
@@ -198,10 +197,6 @@ class Plan:
             special = f"band {kind}"
         tiles = FLOAT32_TILES if self.dtype == torch.float32 else TILES.get(special, TILES[kind])
         return tiles[max(64, self.flags["WIDTH"], self.flags["VALUE_WIDTH"])]
-
-    def numbers_at(self, stretch: int) -> tuple[float, ...]:
-        """Returns the numbers that kernels take, where rows of scores are that far apart."""
-        return *self.numbers, stretch, self.kind.scale, round(self.kind.dropout * 2**KEEP_BITS)
 
     @property
     def scalar_shape(self) -> tuple[int, int, int]:
@@ -228,7 +223,7 @@ class Plan:
         even = self.queries % rows == 0 and self.keys % keys == 0
         masked = not even or self.flags["MASK"] or self.flags["PACKED"]
         return {
-            "ROWS": rows, "KEYS": keys, "WHOLE": even, "TURNED": self.turned,
+            "ROWS": rows, "KEYS": keys, "WHOLE": even, "TURNED": self.turned, "APART": self.band_lags >= rows + keys,
             "NEAR_MASKED": masked or self.flags["LIMITED"], "FAR_MASKED": masked or self.flags["FAR_MASKED"],
         }  # fmt: skip
 

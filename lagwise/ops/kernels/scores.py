@@ -1,86 +1,65 @@
 """Scores of vector tables, and what their gradients become: who launches the kernels of `lagwise.ops.kernels.score_kernels`."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from lagwise.ops.kernels.arguments import Seen, view
 from lagwise.ops.kernels.plan import ALIGNED, Plan, blocks
 from lagwise.ops.kernels.score_kernels import (
-    COLUMNS,
-    ROOM,
-    ROWS,
+    ProductFlags,
+    Side,
+    SideFlags,
     fold_vectors_kernel,
     score_rows_kernel,
     score_table_kernel,
     scores_kernel,
 )
 from lagwise.ops.kernels.tables import steps
+from lagwise.ops.kernels.tiles import DIRECT
 
-# Programs with a tile of a table each, enough to fill a GPU.
-TABLE_PROGRAMS = 1024
-# Columns of a table that a program adds up from their sums, and how many of these at a time.
-FOLDED, PARTS = 2, 8
+# Rows of one residue and columns that a program takes at a time, warps and stages, by the width of a head that it holds.
+# Measured on an H200. A fold takes sums and columns.
+TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
+    "scores": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "rows": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
+    "table": {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (32, 64, 4, 2)},
+    "fold": {64: (64, 2, 4, 1), 128: (32, 2, 4, 1), 256: (32, 2, 4, 1)},
+}
+FLOAT32_TILE = (32, 32, 4, 1)
+INTERPRETED = (16, 16, 1, 1)
+# Programs that sum columns, enough to fill a GPU.
+TABLE_PROGRAMS = 396
 
 
-class Side(NamedTuple):
-    """Whose scores they are: those of queries, or with `reversed` lags of keys, and the width of their vectors."""
+class Given(NamedTuple):
+    """A table, the rows that it meets or their gradient, and scores and ends that are there, or their gradients."""
 
     name: str
-    rows: int
-    partners: int
-    group: int
-    dim: int
-    width: int
-    reversed: bool
+    x: Tensor
+    table: Tensor
+    scores: Tensor
+    ends: Tensor | None
+    added: bool = False
 
 
-def side_of(plan: Plan, name: str) -> Side:
-    """Returns whose scores a table makes; those of values are products with gradients of the output, of queries too."""
-    if name == "key":
-        return Side(
-            name, plan.keys, plan.queries, plan.heads // plan.key_heads, plan.head_dim, plan.flags["WIDTH"], reversed=True
-        )
-    if name == "value":
-        return Side(name, plan.queries, plan.keys, 1, plan.value_dim, plan.flags["VALUE_WIDTH"], reversed=False)
-    return Side(name, plan.queries, plan.keys, 1, plan.head_dim, plan.flags["WIDTH"], reversed=False)
+def rows_of(plan: Plan, name: str) -> int:
+    """Returns how many rows the scores of a table have; those of values are products with gradients of the output."""
+    return plan.keys if name == "key" else plan.queries
 
 
-def slab_of(rows: int, stretch: int) -> int:
-    """Returns how many numbers the scores of a head take."""
-    return blocks(rows * stretch + ALIGNED, ALIGNED) * ALIGNED
-
-
-def empty_scores(plan: Plan, rows: int, stretch: int, dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
-    """Returns space for the scores of all heads, with some room before and after it."""
-    size = plan.pairs * slab_of(rows, stretch) + 2 * ROOM
+def empty_scores(plan: Plan, rows: int, dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
+    """Returns space for the scores of all heads."""
+    slab = blocks(rows * plan.stretch + ALIGNED, ALIGNED) * ALIGNED
     make = torch.zeros if zeros else torch.empty
-    return make(size, dtype=dtype, device=plan.kind.device)[ROOM:-ROOM]
+    return make(plan.pairs * slab, dtype=dtype, device=plan.kind.device)
 
 
 def empty_ends(plan: Plan, rows: int) -> Tensor:
     """Returns space for the ends of scores, or for their gradients."""
     return torch.empty(plan.batch, plan.heads, 2, rows, dtype=torch.float32, device=plan.kind.device)
-
-
-def span_of(plan: Plan, side: Side) -> int:
-    """Returns how many rows of a residue are counted for each pair of a batch row and a head.
-
-    Those of a block have their columns at the same places, so that where rows of the batch start at their own positions a block
-    has one of them.
-    """
-    span = blocks(side.rows, ALIGNED)
-    return blocks(span, ROWS) * ROWS if plan.flags["STARTS"] else span
-
-
-def numbers_of(plan: Plan, side: Side, table: Tensor, stretch: int) -> tuple[int, ...]:
-    """Returns the numbers of SCORE_NUMBERS."""
-    return (
-        *steps(table), plan.heads, side.group, side.rows, side.partners, plan.kind.query_start, *plan.columns(side.name),
-        plan.first, plan.last, plan.band_first, plan.band_lags, stretch, slab_of(side.rows, stretch),
-    )  # fmt: skip
 
 
 def beside(plan: Plan, table: Tensor) -> Tensor:
@@ -89,92 +68,103 @@ def beside(plan: Plan, table: Tensor) -> Tensor:
     return table if table.stride(2) == 1 else table.contiguous()
 
 
-def make_scores(plan: Plan, name: str, x: Tensor, table: Tensor, seen: Seen, stretch: int) -> tuple[Tensor, Tensor]:
-    """Returns the scores of x, [batch, heads, rows, dim], with a table, and their ends."""
-    side, table = side_of(plan, name), beside(plan, table)
-    scores = empty_scores(plan, side.rows, stretch, plan.dtype)
-    ends = empty_ends(plan, side.rows) if plan.flags["FAR"] else scores
-    # The last row goes on to the end of a slab.
-    sharing = share(plan, side, table.shape[0], stretch + 3 * ALIGNED)
-    values = (
-        view(x), table, scores, ends, seen, *numbers_of(plan, side, table, stretch), *sharing,
-        side.dim, side.width, ROWS, COLUMNS, ROOM, side.reversed, plan.flags["STARTS"], plan.flags["FAR"],
-    )  # fmt: skip
-    site = ("scores", name, stretch, x.stride(), x.data_ptr() % 16)
-    plan.launch(site, scores_kernel, grid_of(sharing), values, 4, 2)
-    return scores, ends
+def product_of(plan: Plan, kind: str, given: Sequence[Given]) -> "Product":
+    """Returns what a plan keeps of one kind of product of tables."""
+    sides = tuple((of.name, of.table.shape[0], of.ends is not None, of.added) for of in given)
+    if (kind, sides) not in plan.products:
+        plan.products[kind, sides] = Product(plan, kind, sides)
+    return plan.products[kind, sides]
 
 
-class Sharing(NamedTuple):
-    """How rows are shared between programs: those of SHARE_NUMBERS."""
+class Product:
+    """One kind of product of some tables, by name, number of tables, whether there are ends, and whether they are added."""
 
-    owners: int  # tables: one for each head, or one
-    members: int  # pairs of a row of the batch and a head that have the same table
-    shares: int
-    spots: int  # aligned columns, a multiple of those of a program
-    span: int  # rows of a residue that are counted for each member
+    def __init__(self, plan: Plan, kind: str, sides: Sequence[tuple[str, int, bool, bool]]):
+        self.plan, self.kind, self.sides = plan, kind, sides
+        widest = max(64, plan.flags["WIDTH"], plan.flags["VALUE_WIDTH"])
+        tile = FLOAT32_TILE if plan.dtype == torch.float32 and kind != "fold" else TILES[kind][widest]
+        self.rows, self.columns, self.warps, self.stages = tile if DIRECT.value else INTERPRETED
+        spans = [blocks(rows, ALIGNED) for rows in (plan.queries, plan.keys)]
+        # A block whose rows all belong to one head has less to compute; where rows of the batch start at their own positions,
+        # those of others lie elsewhere.
+        alone = plan.flags["STARTS"] or all(4 * span >= 3 * self.rows for span in spans)
+        self.spans = [blocks(span, self.rows) * self.rows if alone else span for span in spans]
+        dims = {
+            **dict.fromkeys(("query", "key"), (plan.head_dim, plan.flags["WIDTH"])),
+            "value": (plan.value_dim, plan.flags["VALUE_WIDTH"]),
+        }
+        # Scores are made of what is hidden, too.
+        hides = kind != "scores"
+        self.flags = ProductFlags(
+            tuple(SideFlags(name, *dims[name], owners == 1, ends, added) for name, owners, ends, added in sides),
+            self.rows, self.columns, alone, plan.flags["STARTS"], hides and plan.flags["MASK"], hides and plan.flags["PACKED"],
+        )  # fmt: skip
+        self.numbers = (
+            plan.heads, plan.pairs, plan.heads // plan.key_heads, plan.queries, plan.keys, plan.kind.query_start,
+            plan.first, plan.last, plan.band_first, plan.band_lags, plan.stretch,
+            *plan.columns("query"), *plan.columns("key"), *plan.columns("value"), *self.spans,
+        )  # fmt: skip
+        # How many programs one table has at most, each with a block of rows of one residue.
+        self.row_programs = ALIGNED * max(
+            owners * blocks(plan.pairs // owners * self.spans[name == "key"], self.rows) for name, owners, _, _ in sides
+        )
 
-
-def share(plan: Plan, side: Side, owners: int, spots: int) -> Sharing:
-    """Shares the rows so that there are enough programs."""
-    column_blocks, members, span = blocks(spots, COLUMNS), plan.pairs // owners, span_of(plan, side)
-    shares = max(1, min(blocks(members * span, ROWS), TABLE_PROGRAMS // (column_blocks * ALIGNED * owners)))
-    return Sharing(owners, members, shares, column_blocks * COLUMNS, span)
-
-
-def grid_of(sharing: Sharing) -> tuple[int, ...]:
-    return sharing.spots // COLUMNS, ALIGNED, sharing.owners, sharing.shares
-
-
-def product_flags(plan: Plan, dends: Tensor | None) -> tuple[bool, ...]:
-    """Returns the constants that the kernels on gradients of scores share, from STARTS to ENDS."""
-    return plan.flags["STARTS"], plan.flags["MASK"], plan.flags["PACKED"], dends is not None
-
-
-def add_row_gradients(
-    plan: Plan, name: str, dscores: Tensor, dends: Tensor | None, table: Tensor, seen: Seen, dx: Tensor, *, added: bool
-) -> None:
-    """Adds to the gradient of the raw q or k, or writes to it, what gradients of scores and of their ends give."""
-    side, table = side_of(plan, name), beside(plan, table)
-    owners, span = table.shape[0], span_of(plan, side)
-    members = plan.pairs // owners
-    values = (
-        dscores, dscores if dends is None else dends, table, view(dx), seen, *numbers_of(plan, side, table, plan.stretch),
-        owners, members, span, plan.kind.scale, side.dim, side.width, ROWS, COLUMNS, side.reversed,
-        *product_flags(plan, dends), added, KINDS[plan.dtype],
-    )  # fmt: skip
-    grid = (ALIGNED, blocks(members * span, ROWS), owners)
-    plan.launch(("row gradients", name), score_rows_kernel, grid, values, 4, 2)
-
-
-def table_gradient(
-    plan: Plan, name: str, dscores: Tensor, dends: Tensor | None, x: Tensor, table: Tensor, seen: Seen, dtype: torch.dtype
-) -> Tensor:
-    """Returns the gradient of a table of vectors from gradients of scores and of their ends."""
-    side, starts = side_of(plan, name), plan.flags["STARTS"]
-    sharing = share(plan, side, table.shape[0], plan.band_lags + 2 * ALIGNED)
-    if starts:
-        # Rows of the batch that start at their own positions have their own alignment.
-        sharing = sharing._replace(shares=sharing.members)
-    owners, _, shares, spots, _ = sharing
-    sums = torch.empty(shares * owners * ALIGNED * spots * side.dim, dtype=torch.float32, device=x.device)
-    values = (
-        dscores, dscores if dends is None else dends, view(x), sums, seen, *numbers_of(plan, side, table, plan.stretch), *sharing,
-        side.dim, side.width, ROWS, COLUMNS, side.reversed, *product_flags(plan, dends), KINDS[plan.dtype],
-    )  # fmt: skip
-    site = ("table sums", name, x.stride(), x.data_ptr() % 16)
-    plan.launch(site, score_table_kernel, grid_of(sharing), values, 4, 2)
-    if shares > 1 and not starts:
-        sums, shares = sums.view(shares, -1).sum(0), 1
-    found = torch.empty(table.shape, dtype=dtype, device=x.device)
-    values = (
-        sums, seen, found, owners, plan.heads, plan.kind.query_start, plan.band_first, plan.band_lags, spots, shares,
-        *plan.columns(name), 1.0 if name == "value" else plan.kind.scale,
-        side.dim, side.width, FOLDED, PARTS, side.reversed, starts,
-    )  # fmt: skip
-    plan.launch(("fold", name, dtype), fold_vectors_kernel, (blocks(table.shape[1], FOLDED), owners), values)
-    return found
+    def launch(
+        self, kernel: Any, given: Sequence[Given], programs: int, sums: Sequence[Tensor | None], seen: Seen, *more: Any
+    ) -> None:
+        """Launches the kernel on all tables; `programs` are those of one."""
+        sides = tuple(
+            Side(
+                view(of.x), of.table, of.scores, of.scores if of.ends is None else of.ends, of.scores if total is None else total,
+                *steps(of.table),
+            )
+            for of, total in zip(given, sums, strict=True)
+        )  # fmt: skip
+        site = (self.kind, self.sides, *((of.x.stride(), of.x.data_ptr() % 16, of.x.dtype, of.table.dtype) for of in given))
+        values = (sides, seen, *self.numbers, *more, self.flags)
+        self.plan.launch(site, kernel, (programs, len(given)), values, self.warps, self.stages)
 
 
-KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-"""The types of torch in Triton's language."""
+def make_scores(plan: Plan, tables: Sequence[tuple[str, Tensor, Tensor]], seen: Seen) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns by name the scores of x, [batch, heads, rows, dim], with tables, and their ends."""
+    given = []
+    for name, x, table in tables:
+        scores = empty_scores(plan, rows_of(plan, name), plan.dtype)
+        ends = empty_ends(plan, rows_of(plan, name)) if plan.flags["FAR"] else None
+        given.append(Given(name, x, beside(plan, table), scores, ends))
+    product = product_of(plan, "scores", given)
+    # Passes look at whole tiles.
+    reach = max(sum(tile[:2]) for tile in plan.tiles.values())
+    product.launch(scores_kernel, given, product.row_programs, [None] * len(given), seen, reach)
+    return {of.name: (of.scores, of.scores if of.ends is None else of.ends) for of in given}
+
+
+def add_row_gradients(plan: Plan, given: Sequence[Given], seen: Seen) -> None:
+    """Adds to the gradients of the raw q and k, or writes to them, what gradients of scores and of their ends give."""
+    given = [of._replace(table=beside(plan, of.table)) for of in given]
+    product = product_of(plan, "rows", given)
+    product.launch(score_rows_kernel, given, product.row_programs, [None] * len(given), seen, plan.kind.scale)
+
+
+def table_gradients(plan: Plan, given: Sequence[Given], seen: Seen, dtypes: Sequence[torch.dtype]) -> dict[str, Tensor]:
+    """Returns the gradients of tables of vectors, by name, from gradients of scores and of their ends."""
+    product = product_of(plan, "table", given)
+    column_blocks = blocks(plan.band_lags + 2 * ALIGNED, product.columns)
+    # The ends have programs and spots too.
+    spots, programs = column_blocks * product.columns + 2, ALIGNED * (column_blocks + any(of.ends is not None for of in given))
+    owners = [of.table.shape[0] for of in given]
+    shares = max(1, min(product.row_programs // ALIGNED, TABLE_PROGRAMS // (programs * max(owners) * len(given))))
+    counts = [plan.pairs if plan.flags["STARTS"] else shares * each for each in owners]
+    sums = [
+        torch.empty(count * ALIGNED * spots * of.table.shape[2], dtype=torch.float32, device=of.x.device)
+        for count, of in zip(counts, given, strict=True)
+    ]
+    product.launch(score_table_kernel, given, programs * max(counts), sums, seen, shares, spots)
+    found = [
+        of._replace(table=torch.empty(of.table.shape, dtype=dtype, device=of.x.device))
+        for of, dtype in zip(given, dtypes, strict=True)
+    ]
+    fold = product_of(plan, "fold", found)
+    programs = max(blocks(of.table.shape[1], fold.columns) * of.table.shape[0] for of in given)
+    fold.launch(fold_vectors_kernel, found, programs, sums, seen, shares, spots, plan.kind.scale)
+    return {of.name: of.table for of in found}

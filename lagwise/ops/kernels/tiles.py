@@ -48,9 +48,14 @@ def product(a, b):
 
 
 @triton.jit
-def place_of(count, heads, SIZE: tl.constexpr):
-    """Returns which block of SIZE rows this program has, of which pair of a row of the batch and a head, and these two."""
+def place_of(count, heads, SIZE: tl.constexpr, LAST_FIRST: tl.constexpr = False):
+    """Returns which block of SIZE rows this program has, of which pair of a row of the batch and a head, and these two.
+
+    A pass that reads what another wrote takes its LAST_FIRST: that is still in the cache.
+    """
     index, blocks = tl.program_id(0), tl.cdiv(count, SIZE)
+    if LAST_FIRST:
+        index = tl.num_programs(0) - 1 - index
     pair = index // blocks
     return index % blocks, pair, pair // heads, pair % heads
 
@@ -189,29 +194,47 @@ def home_of(offset):
 
 
 @triton.jit
-def score_pointers(Scores, owner, owners, partner, offset, stretch):
-    """Returns where scores lie of a tile [owner, partner]: queries and keys, or for the scores of keys keys and queries.
-
-    Row r of scores has a number for each partner from `r + offset` on, rows are `stretch` apart, one more than a multiple of 8.
-    In a tile the entry of a pair is at `owner * (stretch - 1) + partner`, so that rows of the tile are aligned.
-    """
-    row = tl.minimum(owner, owners - 1).to(tl.int64)[:, None] * (stretch // 8 * 8)
-    return Scores + row + home_of(offset) + partner[None, :]
+def floored(x):
+    """Returns the last multiple of 8 that is at most x; the compiler sees it."""
+    return (x >> 3) * 8
 
 
 @triton.jit
-def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED: tl.constexpr, WIDER: tl.constexpr):
-    """Adds scores to a tile [owner, partner], or TURNED [partner, owner]; beyond the columns it adds some number.
+def raised(x):
+    """Returns the first multiple of 8 that is at least x."""
+    return floored(x + 7)
+
+
+@triton.jit
+def score_pointers(Scores, row, partner, offset, stretch):
+    """Returns where scores lie of a tile [row, partner]: queries and keys, or for the scores of keys keys and queries.
+
+    Row r of scores has a number for each partner from `r + offset` on, rows are `stretch` apart, one more than a multiple of 8.
+    In a tile the entry of a pair is at `row * (stretch - 1) + partner`, so that rows of the tile are aligned.
+    """
+    return Scores + home_of(offset) + row[:, None] * (stretch // 8 * 8) + partner[None, :]
+
+
+@triton.jit
+def have_room(row, partner, offset, lags):
+    """Says which pairs of a tile [row, partner] have a place among the row's scores: all eights with one of its columns."""
+    begin, end = floored(row + offset)[:, None], raised(row + offset + lags)[:, None]
+    return (partner[None, :] >= begin) & (partner[None, :] < end)
+
+
+@triton.jit
+def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED: tl.constexpr, WITHIN: tl.constexpr):
+    """Adds scores to a tile [owner, partner], or TURNED [partner, owner]; beyond the columns it adds zero.
 
     In half precision they are added by a product with the identity: as operands they come from shared memory, turned or not, and
-    their layout is not converted. With WIDER there are tiles far from the columns, where nothing is loaded.
+    their layout is not converted. WITHIN says that all pairs of the tile have a column.
     """
-    pointers = score_pointers(Scores, owner, owners, partner, offset, stretch)
-    if WIDER:
-        column = partner[None, :] - owner[:, None] - offset
-        found = tl.load(pointers, mask=(column >= 0) & (column < lags), other=0.0)
+    if WITHIN:
+        found = tl.load(score_pointers(Scores, owner, partner, offset, stretch))
     else:
-        found = tl.load(pointers)
+        row = tl.minimum(owner, owners - 1)
+        pointers = score_pointers(Scores, row, partner, offset, stretch)
+        found = tl.load(pointers, mask=have_room(row, partner, offset, lags), other=0.0)
     if TURNED:
         found = tl.trans(found)
     if DIRECT and found.dtype != tl.float32:
@@ -223,17 +246,14 @@ def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED:
 
 
 @triton.jit
-def put_scores(Scores, x, owner, owners, partner, offset, lags, stretch, WHOLE: tl.constexpr, WIDER: tl.constexpr):
-    """Writes a tile [owner, partner] to scores; what is beyond the columns goes between the rows, where nobody reads it."""
-    pointers = score_pointers(Scores, owner, owners, partner, offset, stretch)
+def put_scores(Scores, x, owner, owners, partner, offset, lags, stretch, WITHIN: tl.constexpr):
+    """Writes a tile [owner, partner] to scores, where they have room for it."""
+    pointers = score_pointers(Scores, owner, partner, offset, stretch)
     found = x.to(Scores.dtype.element_ty)
-    if WIDER:
-        column = partner[None, :] - owner[:, None] - offset
-        tl.store(pointers, found, mask=(column >= 0) & (column < lags) & (owner < owners)[:, None])
-    elif WHOLE:
+    if WITHIN:
         tl.store(pointers, found)
     else:
-        tl.store(pointers, found, mask=(owner < owners)[:, None])
+        tl.store(pointers, found, mask=have_room(owner, partner, offset, lags) & (owner < owners)[:, None])
 
 
 @triton.jit
@@ -254,28 +274,44 @@ def turned(x, TURNED: tl.constexpr):
         return x[:, None]
 
 
-@triton.jit
-def with_ends(x, past, future, lag, first, lags):
-    """Replaces in a tile what lies before the columns and after them."""
-    return tl.where(lag < first, past, tl.where(lag < first + lags, x, future))
+@triton.constexpr_function
+def has_past(SIDE, flags):
+    """Says whether tiles of a stretch hold lags before the columns of the scores."""
+    return SIDE in (PAST, EDGE) or (SIDE == LATE_EDGE and not flags.APART)
+
+
+@triton.constexpr_function
+def has_future(SIDE, flags):
+    """Says whether tiles of a stretch hold lags after the columns of the scores."""
+    return SIDE in (FUTURE, LATE_EDGE) or (SIDE == EDGE and not flags.APART)
 
 
 @triton.jit
-def load_end(Ends, index, count, END: tl.constexpr):
+def add_ends(x, past, future, lag, bands, SIDE: tl.constexpr, flags: tl.constexpr):
+    """Adds to a tile what lags before the columns see, and what those after them see."""
+    if has_past(SIDE, flags):
+        x += before(past, lag, bands, SIDE)
+    if has_future(SIDE, flags):
+        x += after(future, lag, bands, SIDE)
+    return x
+
+
+@triton.jit
+def load_end(Ends, index, count, END: tl.constexpr, WHOLE: tl.constexpr):
     """Loads ends [2, count]: what lags before the first column (END 0) or after the last one see."""
-    return tl.load(Ends + END * count + tl.minimum(index, count - 1))
+    return tl.load(Ends + END * count + (index if WHOLE else tl.minimum(index, count - 1)))
 
 
 @triton.jit
-def before(x, lag, first):
-    """Keeps of a tile what lies before the lag `first`."""
-    return tl.where(lag < first, x, 0.0)
+def before(x, lag, bands, SIDE: tl.constexpr):
+    """Keeps of a tile what lies before the columns of the scores."""
+    return x if SIDE == PAST else tl.where(lag < bands.first, x, 0.0)
 
 
 @triton.jit
-def after(x, lag, last):
-    """Keeps of a tile what lies after the lag `last`."""
-    return tl.where(lag > last, x, 0.0)
+def after(x, lag, bands, SIDE: tl.constexpr):
+    """Keeps of a tile what lies after the columns of the scores."""
+    return x if SIDE == FUTURE else tl.where(lag >= bands.first + bands.lags, x, 0.0)
 
 
 @triton.jit
