@@ -132,7 +132,7 @@ def test_a_first_call_is_one_of_a_new_program(tmp_path):
     assert result.exit_code == 0, result.output
     (line,) = read_lines(tmp_path, "first-call")
     assert line["bench"] == "first call" and line["contender"] == "lagwise, t5" and line["first_goal_s"] is None
-    assert line["first_s"] > 0 and line["second_s"] > 0
+    assert line["first_s"] > 0 and line["second_s"] > 0 and line["first_kernels"] is line["second_kernels"] is None
 
 
 def test_two_programs_share_one_empty_cache(monkeypatch):
@@ -141,12 +141,13 @@ def test_two_programs_share_one_empty_cache(monkeypatch):
     def run(command, *, env, **options):
         told.append((env["TRITON_CACHE_DIR"], json.loads(command[-1])))
         assert command[:3] == [sys.executable, "-m", "lagwise.lab.bench.host"]
-        return SimpleNamespace(stdout=f"a warning\n{len(told)}.5\n")
+        return SimpleNamespace(stdout=f'a warning\n{{"seconds": {len(told)}.5, "kernels": {9 - len(told)}}}\n')
 
     monkeypatch.setattr(bench.subprocess, "run", run)
     monkeypatch.setattr(bench, "make_records", lambda bench, cases, numbers, *machine: [numbers])
     (numbers,) = bench.measure_first_call("t5", device=GPU, dtype=torch.float32)
-    assert numbers == {"lagwise, t5": {"first_goal_s": 10.0, "first_s": 1.5, "second_s": 2.5}}
+    expected = {"first_goal_s": 10.0, "first_s": 1.5, "first_kernels": 8, "second_s": 2.5, "second_kernels": 7}
+    assert numbers == {"lagwise, t5": expected}
     assert told[0] == told[1] and told[0][1]["device"] == "cuda" and told[0][1]["dtype"] == "float32"
 
 
@@ -158,7 +159,8 @@ def test_a_program_that_fails_says_why(tmp_path, monkeypatch):
     assert "first_s" not in line
 
 
-def test_the_program_prints_seconds(capsys):
+def test_the_program_prints_seconds_and_compiles_nothing_on_a_cpu(capsys):
     told = {"case": vars(bench.host_case("t5", CPU)), "device": "cpu", "dtype": "float32"}
     bench.main(json.dumps(told))
-    assert float(capsys.readouterr().out) > 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["seconds"] > 0 and found["kernels"] is None

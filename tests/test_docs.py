@@ -40,7 +40,7 @@ PUBLIC = {
     "AT5", "AT5Free", "ALiBi", "ConvSPE", "ENCODINGS", "Encoding", "Favor", "FeatureMap", "FeatureTransform", "HuangM1",
     "HuangM2", "HuangM3", "HuangM4", "Kerple", "LagTable", "Learned", "NoEncoding", "PermuteFormer", "Rotary", "Sandwich", "Shaw",
     "SineSPE", "Sinusoidal", "T5", "T5Free", "Terms", "Transform", "XL", "XPos", "attention", "linear", "linear_attention",
-    "make", "nn", "which_impl",
+    "make", "nn", "warmup", "which_impl",
 }  # fmt: skip
 
 sys.path.insert(0, str(ROOT / "tools"))

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import lagwise
 from lagwise.call import Call
+from lagwise.ops.kernels.ahead import counted_kernels
 from lagwise.ops.lowering import flat, lower
 from lagwise.ops.rotation import turn
 
@@ -747,6 +748,31 @@ def test_linear_attention_with_codes_repeats_and_grows_with_the_length(name):
     assert whole < 2.2 * half
     # The products with v are cuBLAS's, which repeats with a workspace of its own.
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("impl", ["triton", "split"])
+@pytest.mark.parametrize("name", ["t5", "shaw", "huang2", "huang3", "huang4"])
+def test_a_first_call_leaves_nothing_to_compile_to_its_gradient(name, impl):
+    # No other test has heads of this width: in this process these kernels are new, whatever is on disk.
+    q, k, v = (torch.randn(2, 500, 4, 44, device="cuda").bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
+    encoding = lagwise.make(name, heads=4, head_dim=44, max_lag=20).cuda()
+    with counted_kernels() as first:
+        out = lagwise.attention(q, k, v, encoding, impl=impl)
+    with counted_kernels() as left:
+        out.backward(torch.ones_like(out))
+    assert first.made | first.found and not left.made | left.found
+
+
+def test_a_warmup_leaves_nothing_to_compile():
+    sizes = {"heads": 4, "head_dim": 36}
+    lagwise.warmup("huang4", **sizes, times=[256], padded=True, dropout=0.1, max_lag=20)
+    q, k, v = (torch.randn(3, 384, 4, 36, device="cuda").bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
+    encoding = lagwise.make("huang4", **sizes, max_lag=20).cuda()
+    with counted_kernels() as left:
+        for lengths in (None, torch.tensor([384, 3, 200], device="cuda")):
+            out = lagwise.attention(q, k, v, encoding, lengths=lengths, dropout=0.1)
+            out.backward(torch.ones_like(out))
+    assert not left.made
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

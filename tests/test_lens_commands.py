@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 import lagwise
 import lagwise.hf
 from lagwise import lens
+from lagwise.hf.conversion import last_position
 from lagwise.lab.cli import app
 from lagwise.lab.cli.lens import is_path
 from lagwise.lab.config import Config
 from lagwise.lab.experiment import make_config, make_task
-from lagwise.lab.look_pretrained import last_position, look_at_pretrained
+from lagwise.lab.look_pretrained import look_at_pretrained
 from lagwise.lab.look_run import token_words
 from lagwise.lab.loop import Settings
 from lagwise.lab.run import train

@@ -12,9 +12,10 @@ from lagwise.hf import interface, mpnet, t5
 from lagwise.hf.bert import from_pretrained_relative, restore_relative
 from lagwise.hf.conversion import FadeCallback, convert, fade, redraw
 from lagwise.hf.conversion import install as install_converted
+from lagwise.hf.first_steps import warmup
 from lagwise.hf.masks import NAME, Mask
 
-__all__ = ["NAME", "FadeCallback", "Mask", "convert", "fade", "from_pretrained_relative", "redraw", "restore_relative"]
+__all__ = ["NAME", "FadeCallback", "Mask", "convert", "fade", "from_pretrained_relative", "redraw", "restore_relative", "warmup"]
 
 interface.install()
 t5.install()

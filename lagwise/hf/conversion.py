@@ -10,6 +10,7 @@ torch.Size([1, 40, 8])
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Literal, NamedTuple
@@ -27,7 +28,7 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, Robe
 from lagwise import noise
 from lagwise.encodings import ENCODINGS, Encoding, canonical_name, make, options_of
 from lagwise.feature_maps import FEATURE_MAPS, Favor, FeatureMap
-from lagwise.hf.bert import RelativeBertAttention, UnusedEmbedding, relative_class
+from lagwise.hf.bert import TYPES, RelativeBertAttention, UnusedEmbedding, relative_class
 from lagwise.hf.interface import require_no_dropout
 from lagwise.hf.masks import NAME
 from lagwise.nn.relative import check_encoding, content_width, own_map
@@ -56,6 +57,9 @@ FAMILIES = (
     Family("ELECTRA", ElectraPreTrainedModel, ElectraSelfAttention, ElectraEmbeddings),
     Family("GPT-2", GPT2PreTrainedModel, GPT2Attention, GPT2Model, positions="wpe", inputs=("input_ids", "past_key_values")),
 )  # fmt: skip
+
+POSITIONS = ("position_embeddings", "embed_positions", "wpe")
+"""What models call their tables of absolute positions."""
 
 FROM_THE_MODEL = ("heads", "head_dim", "causal")
 """Options of encodings that the model decides."""
@@ -342,6 +346,16 @@ def at_any_length(module: Any, inputs: tuple, options: dict[str, Any]) -> tuple[
 def longest(table: nn.Embedding) -> int:
     """Returns how many tokens a table has positions for; RoBERTa's start behind that of padding."""
     return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
+
+def last_position(model: Any) -> int:
+    """Returns how many tokens a Hugging Face model has positions for; without bound where it adds none to its input."""
+    if getattr(model.config, "position_embedding_type", None) in TYPES:
+        return model.config.max_position_embeddings
+    named = (module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] in POSITIONS)
+    tables = [table for table in named if isinstance(table, nn.Embedding) and not isinstance(table, UnusedEmbedding)]
+    # Some tables have places before the first position, of which the config tells.
+    return min([model.config.max_position_embeddings, *map(longest, tables)]) if tables else sys.maxsize
 
 
 def tokens_of(named: dict[str, Any]) -> Tensor:

@@ -1,18 +1,13 @@
 """A look through the lens at a Hugging Face model, which reads a text."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lagwise.extras import install_command
 from lagwise.lab.look import Look, check_text, linear_notes
 from lagwise.lens import capture
-
-POSITIONS = ("position_embeddings", "embed_positions", "wpe")
-"""What models call their tables of absolute positions."""
 
 
 def look_at_pretrained(name: str, text: str, most: int) -> Look:
@@ -21,6 +16,8 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
         import transformers
     except ImportError as error:
         raise ValueError(f"a Hugging Face model needs transformers: {install_command('hf')}") from error
+    from lagwise.hf.conversion import last_position
+
     check_text(text)
     if most < 1:
         raise ValueError(f"--tokens must be at least 1, but is {most}")
@@ -50,19 +47,6 @@ def look_at_pretrained(name: str, text: str, most: int) -> Look:
         model(**inputs)
     notes += linear_notes(calls)
     return Look(Path(name).name, model, calls, tokenizer.convert_ids_to_tokens(ids[:longest]), notes)
-
-
-def last_position(model: Any) -> int:
-    """Returns how many tokens a Hugging Face model has positions for; without bound where it adds none to its input."""
-    from lagwise.hf.bert import TYPES
-    from lagwise.hf.conversion import UnusedEmbedding, longest
-
-    if getattr(model.config, "position_embedding_type", None) in TYPES:
-        return model.config.max_position_embeddings
-    named = (module for name, module in model.named_modules() if name.rsplit(".", 1)[-1] in POSITIONS)
-    tables = [table for table in named if isinstance(table, nn.Embedding) and not isinstance(table, UnusedEmbedding)]
-    # Some tables have places before the first position, of which the config tells.
-    return min([model.config.max_position_embeddings, *map(longest, tables)]) if tables else sys.maxsize
 
 
 def load_pretrained(name: str) -> Any:

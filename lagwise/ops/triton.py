@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from lagwise.ops.kernels.ahead import rehearsed
 from lagwise.ops.kernels.forward import attend
 from lagwise.ops.kernels.gradients import Incoming, differentiate
 from lagwise.ops.kernels.inputs import Inputs, prepare
@@ -31,6 +32,7 @@ def lag_ranges(plan: Plan) -> list[tuple[int, int]]:
     return list(zip(starts, [*(start - 1 for start in starts[1:]), plan.last], strict=True))
 
 
+@rehearsed(lambda: backward)
 def forward(lowered: Lowered) -> list[Tensor]:
     """Returns the output and the log-sum-exp, then what was prepared of tables and masks, for both passes."""
     plan = plan_for(lowered)
@@ -57,6 +59,7 @@ def attended(plan: Plan, lowered: Lowered) -> list[Tensor]:
     return [out, lse, *prepared]
 
 
+@rehearsed()
 def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     plan = plan_for(lowered)

@@ -37,7 +37,7 @@ def backend(q: Tensor, k: Tensor) -> str:
     """
     if q.device.type == "cpu":
         return "cpu-flash"
-    if torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.is_available():
+    if q.is_meta or torch.are_deterministic_algorithms_enabled() or not torch.backends.cudnn.is_available():
         return "flash"
     large = min(q.shape[2], k.shape[2]) >= CUDNN_LEAST
     return "cudnn" if large and hopper(q.device) else "flash"

@@ -144,40 +144,57 @@ def count_kernels(step: Callable[[], object], leaves: Sequence[Tensor]) -> int:
 
 
 def measure_first_call(encoding: str, *, device: torch.device, dtype: torch.dtype) -> list[dict[str, Any]]:
-    """Times the first call, forward and backward, of a program that finds Triton's cache empty, and of a second one."""
+    """Times the first call, forward and backward, of a program that finds Triton's cache empty, and of a second one.
+
+    Of both it is counted how many kernels they compile: the second should find all of them.
+    """
     contender, case = f"lagwise, {encoding}", host_case(encoding, device)
     numbers: dict[str, Any] = {"first_goal_s": FIRST_GOALS.get(dtype) if device.type == "cuda" else None}
     with TemporaryDirectory() as cache:
         try:
-            numbers |= {name: in_a_fresh_process(case, device, dtype, cache) for name in ("first_s", "second_s")}
+            for name in ("first", "second"):
+                told = in_a_fresh_process(case, device, dtype, cache)
+                numbers |= {f"{name}_s": told["seconds"], f"{name}_kernels": told["kernels"]}
         except subprocess.CalledProcessError as error:
             numbers["error"] = error.stderr.strip().splitlines()[-1]
     return make_records("first call", {contender: case}, {contender: numbers}, device, dtype, 1)
 
 
-def in_a_fresh_process(case: Case, device: torch.device, dtype: torch.dtype, cache: str) -> float:
-    """Returns the seconds of the first call of a new program, with a folder for what Triton compiles."""
+def in_a_fresh_process(case: Case, device: torch.device, dtype: torch.dtype, cache: str) -> dict[str, Any]:
+    """Returns what `first_call` finds in a new program, with a folder for what Triton compiles."""
     told = json.dumps({"case": asdict(case), "device": str(device), "dtype": str(dtype).removeprefix("torch.")})
     done = subprocess.run(
         [sys.executable, "-m", __name__, told], env={**os.environ, "TRITON_CACHE_DIR": cache}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    return float(done.stdout.split()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def first_call_seconds(case: Case, device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the seconds of the first call, forward and backward, after what torch itself does once."""
+def first_call(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns the seconds of the first call, forward and backward, and on a GPU how many kernels it compiles.
+
+    What torch itself does once is done before, and so are imports.
+    """
     q, k, v, dout = make_tensors(case, device, dtype)
     encoding = make_encoding(case, device)
     train(partial(plain_attention, q, k, v, causal=False), dout)
     infer(partial(torch.matmul, q, k.mT))
-    return seconds_of(partial(train, partial(lagwise.attention, q, k, v, encoding), dout), device)
+    step = partial(train, partial(lagwise.attention, q, k, v, encoding), dout)
+    if device.type != "cuda":
+        return {"seconds": seconds_of(step, device), "kernels": None}
+    from lagwise.ops import triton  # noqa: F401
+    from lagwise.ops.kernels.ahead import counted_kernels
+    from lagwise.ops.split import fused  # noqa: F401
+
+    with counted_kernels() as kernels:
+        seconds = seconds_of(step, device)
+    return {"seconds": seconds, "kernels": len(kernels.made)}
 
 
 def main(told: str) -> None:
-    """Prints the seconds of a first call, as `in_a_fresh_process` has asked."""
+    """Prints what `first_call` finds, as `in_a_fresh_process` has asked."""
     asked = json.loads(told)
-    print(first_call_seconds(Case(**asked["case"]), torch.device(asked["device"]), getattr(torch, asked["dtype"])))
+    print(json.dumps(first_call(Case(**asked["case"]), torch.device(asked["device"]), getattr(torch, asked["dtype"]))))
 
 
 if __name__ == "__main__":

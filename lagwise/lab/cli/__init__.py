@@ -11,7 +11,21 @@ except ImportError as error:
     raise SystemExit(f"the command line needs {error.name}: {install_command('train')}") from error
 
 from lagwise import __version__
-from lagwise.lab.cli import ablate, bench, compare, encodings, evaluate, generate, lens, repeat, results, styles, tasks, train
+from lagwise.lab.cli import (
+    ablate,
+    bench,
+    compare,
+    encodings,
+    evaluate,
+    generate,
+    lens,
+    repeat,
+    results,
+    styles,
+    tasks,
+    train,
+    warmup,
+)
 from lagwise.lab.cli.console import help_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -19,6 +33,7 @@ app.add_typer(bench.app, name="bench")
 for name, module in {
     "compare": compare, "repeat": repeat, "train": train, "evaluate": evaluate, "generate": generate, "styles": styles,
     "tasks": tasks, "results": results, "lens": lens, "ablate": ablate, "encodings": encodings,
+    "warmup": warmup,
 }.items():  # fmt: skip
     app.command(name, help=help_of(module.command))(module.command)
 

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,6 +47,20 @@ def count_cases(cases: Sequence[Item], words: Callable[[Item], str]) -> Iterator
             if not console.is_terminal:
                 left = (time.perf_counter() - began) / done * (len(cases) - done)
                 console.print(f"{done} of {len(cases)}: {words(case)}; about {left:.0f} s left", highlight=False)
+
+
+@contextmanager
+def count_done() -> Iterator[Callable[[str, int, int], None]]:
+    """Yields a function that shows what was done last, how much is done, and of how much; a line for each without a terminal."""
+    with progress_bar(hidden=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=None, facts="")
+
+        def watch(words: str, done: int, of: int) -> None:
+            progress.update(bar, total=of, completed=done, facts=words)
+            if words and not console.is_terminal:
+                console.print(f"{done} of {of}: {words}", highlight=False)
+
+        yield watch
 
 
 def advance(progress: Progress, bar: TaskID, line: dict[str, Any]) -> None:

@@ -312,7 +312,7 @@ def channel_gradients(
     sizes, rows, warps = runs(plan, loads_gain=True)
     flags = plan.flags_at("channels", **sizes)
     numbers = (*plan.numbers[:7], plan.band_first, plan.band_lags, plan.stretch, plan.kind.scale)
-    given = (inputs.tables, scores, inputs.seen)
+    given = (inputs.tables, scores, inputs.visible)
     dq, dk = found["q"], found["k"]
     grid = (blocks(plan.queries, rows), plan.pairs)
     values = (view(inputs.k), *given, view(dq), *numbers, flags)
@@ -328,7 +328,7 @@ def channel_gradients(
     shape = (plan.batch, plan.heads, chunks, plan.band_lags, plan.head_dim)
     shares = torch.empty(shape, dtype=torch.float32, device=dq.device)
     values = (
-        view(inputs.q), view(inputs.k), scores, inputs.seen, shares, *numbers[:-1], chunks, plan.kind.scale,
+        view(inputs.q), view(inputs.k), scores, inputs.visible, shares, *numbers[:-1], chunks, plan.kind.scale,
         plan.flags_at("channels", **sizes),
     )  # fmt: skip
     plan.launch("channel gain", channel_gain_gradient_kernel, (lag_blocks, chunks, plan.pairs), values, warps)

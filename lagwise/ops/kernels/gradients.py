@@ -174,7 +174,7 @@ class Passes:
         ]
         if learned:
             dtypes = [self.dtype or of.table.dtype for of in given]
-            found |= table_gradients(plan, given, inputs.seen, dtypes)
+            found |= table_gradients(plan, given, inputs.visible, dtypes)
         changed = []
         for of in given:
             if of.name != "value":
@@ -184,4 +184,4 @@ class Passes:
                     found[f"raw_{letter}"] = self.empty_like(raw, plan.heads)
                 changed.append(of._replace(x=found[letter if raw is None else f"raw_{letter}"], added=raw is None))
         if changed:
-            add_row_gradients(plan, changed, inputs.seen)
+            add_row_gradients(plan, changed, inputs.visible)

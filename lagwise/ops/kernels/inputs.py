@@ -38,6 +38,8 @@ class Inputs:
         key_mask = none if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
         starts, seed = (none if x is None else x for x in (lowered.starts, call.seed))
         self.seen = Seen(key_mask, spans, starts, seed)
+        # What a kernel does not read keeps its type, so that it is not compiled anew.
+        self.places, self.visible = Seen(none, none, starts, none), Seen(key_mask, spans, starts, none)
         ends = channel_gain = value = none
         if plan.channels or "value" in plan.tables:
             tables = tables_of(lowered)
@@ -85,13 +87,13 @@ class Inputs:
             tables.append(("key", self.raw_k, lowered.key))
         if lowered.value is not None and dout is not None:
             tables.append(("value", dout, lowered.value))
-        found = make_scores(plan, tables, self.seen) if tables else {}
+        found = make_scores(plan, tables, self.places) if tables else {}
         if plan.channels and lowered.query is None:
             found["query"] = empty_scores(plan, plan.queries, plan.dtype, zeros=True), none
         named = [found.get(name, (none, none)) for name in ("query", "key", "value")]
         scores = Scores(*(scores for scores, _ in named), *(ends for _, ends in named))
         if plan.channels:
-            channel_scores(plan, self.q, self.k, self.tables, scores, self.seen)
+            channel_scores(plan, self.q, self.k, self.tables, scores, self.places)
         return scores
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 
+from lagwise.ops.kernels.ahead import compiled_kernel, note
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -217,20 +218,21 @@ def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: in
     launch(kernel, grid, [arguments[name] for name in kernel.arg_names], warps, stages)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner:
+def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner | None:
     """Launches a kernel, and returns what launches it again on the same grid with arguments of the same kinds.
 
-    The grid is flat, first axis fastest: only that may have more than 65,535 programs.
+    The grid is flat, first axis fastest: only that may have more than 65,535 programs. A rehearsal launches nothing, and nothing
+    is returned.
     """
+    if note(kernel, values, warps, stages):
+        return None
     size = math.prod(grid)
     compiled = None
     if DIRECT.value:
         key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
         compiled = _compiled.get(key)
         if compiled is None:
-            # Compiles it, and launches nothing yet.
-            compiled = kernel.warmup(*values, grid=(size, 1, 1), num_warps=warps, num_stages=stages)
-            _compiled[key] = compiled
+            compiled = _compiled[key] = compiled_kernel(kernel, values, warps, stages)
     runner = Runner(kernel, compiled, size, values)
     runner(values)
     return runner

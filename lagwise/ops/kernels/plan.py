@@ -44,6 +44,8 @@ PADDING = 256
 PATCH = 256 if DIRECT.value else 32
 # Rows of scores are that far apart, modulo this number: then tiles of [queries, keys] are aligned.
 ALIGNED = 8
+# What kernels without tiles are compiled for.
+UNTILED = ("head_dim", "WIDTH", "value_dim", "VALUE_WIDTH", "QUERY", "MASK", "PACKED", "STARTS")
 # How many kinds of calls are kept.
 KEPT_PLANS = 512
 
@@ -210,7 +212,8 @@ class Plan:
         """Returns the flags of a kernel without tiles, or with those of its kind, and more."""
         key = (site, *more.values())
         if key not in self.site_flags:
-            self.site_flags[key] = Flags(**{**self.flags, **self._tile_flags(site), **more})
+            known = self.flags if site in self.tiles else {name: self.flags[name] for name in UNTILED}
+            self.site_flags[key] = Flags(**{**known, **self._tile_flags(site), **more})
         return self.site_flags[key]
 
     def _tile_flags(self, kind: str) -> dict[str, Any]:
@@ -230,7 +233,9 @@ class Plan:
         """Launches a kernel; `site` tells apart all launches of the plan whose arguments differ in more than where they are."""
         runner = self.runners.get(site)
         if runner is None:
-            self.runners[site] = launch(kernel, grid, values, warps, stages)
+            runner = launch(kernel, grid, values, warps, stages)
+            if runner is not None:
+                self.runners[site] = runner
         else:
             runner(values)
 

@@ -93,9 +93,11 @@ class Product:
             **dict.fromkeys(("query", "key"), (plan.head_dim, plan.flags["WIDTH"])),
             "value": (plan.value_dim, plan.flags["VALUE_WIDTH"]),
         }
+        # Scores are made of what is hidden, too.
+        hides = kind != "scores"
         self.flags = ProductFlags(
             tuple(SideFlags(name, *dims[name], owners == 1, ends, added) for name, owners, ends, added in sides),
-            self.rows, self.columns, alone, plan.flags["STARTS"], plan.flags["MASK"], plan.flags["PACKED"],
+            self.rows, self.columns, alone, plan.flags["STARTS"], hides and plan.flags["MASK"], hides and plan.flags["PACKED"],
         )  # fmt: skip
         self.numbers = (
             plan.heads, plan.pairs, plan.heads // plan.key_heads, plan.queries, plan.keys, plan.kind.query_start,

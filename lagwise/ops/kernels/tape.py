@@ -248,7 +248,7 @@ class Tapes:
     def run(self, key: Any, inputs: Sequence[Tensor], compute: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Returns what `compute` does: by itself the first time, then from its tape.
 
-        `compute` must depend on nothing but the key and on where the inputs are.
+        `compute` must depend on nothing but the key and on where the inputs are. Tensors without data are nowhere.
         """
         addresses = [x.data_ptr() for x in inputs]
         if len(set(addresses)) < len(addresses):
@@ -257,7 +257,7 @@ class Tapes:
         tape = self.kept.get(key)
         if tape is not None:
             return tape.replay(inputs, addresses)
-        if key in self.kept or torch._C._len_torch_dispatch_stack():
+        if key in self.kept or inputs[0].is_meta or torch._C._len_torch_dispatch_stack():
             return compute()
         if len(self.kept) >= MOST_TAPES:
             self.kept.clear()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lagwise.lags import LagTable
 from lagwise.ops import vendor
+from lagwise.ops.kernels.ahead import rehearsed
 from lagwise.ops.kernels.arguments import FarKeys, FarQueries, flags, view
 from lagwise.ops.kernels.forward import attend
 from lagwise.ops.kernels.gradients import Far, Incoming, differentiate
@@ -104,6 +105,7 @@ def segments_of(lowered: Lowered, side: Side, *, WHOLE: bool = False, REST: bool
     return vendor.Segments(starts[0], starts[1], min(longest, time))
 
 
+@rehearsed(lambda: backward)
 def forward(lowered: Lowered) -> list[Tensor]:
     """Returns output and log-sum-exp, then those of the far fields, without what their tails add, and what was prepared."""
     part = part_at(lowered, EVERYWHERE, lowered.query_start)
@@ -213,6 +215,7 @@ def _row_arguments(part: Part, fields: list[Field], saved: list[Tensor], **more:
     }  # fmt: skip
 
 
+@rehearsed()
 def backward(lowered: Lowered, saved: list[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool) -> list[Tensor]:
     """Returns the gradients of the tensors that the call has; of tables where they are `learned`."""
     out, lse, *rest = saved
