@@ -211,6 +211,17 @@ def test_a_rehearsal_that_fails_leaves_nothing_behind():
     assert ahead._present.noted is None and not ahead.note(None, (), 4, 1)
 
 
+def test_a_rehearsal_that_fails_warns_and_the_call_goes_on():
+    @ahead.rehearsed()
+    def forward(lowered):
+        if lowered.q.is_meta:
+            raise NotImplementedError("nothing without data")
+        return ahead.compiled_kernel(Kernel("made"), (), 4, 1)
+
+    with pytest.warns(RuntimeWarning, match="compiled one after the other.*nothing without data.*results are not affected"):
+        assert forward(lowered_call("t5", {})) == "made"
+
+
 def program(*arguments, **more):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | more
     path = Path(__file__).parent / "kernel_variants.py"

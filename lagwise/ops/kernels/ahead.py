@@ -6,6 +6,7 @@ a rehearsal: its launches are noted, not made. What was noted is compiled on sev
 leave Python's lock to others, so that kernels are compiled side by side.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,10 +119,20 @@ def compiled_kernel(kernel: Any, values: Sequence[Any], warps: int, stages: int)
     """Returns a kernel compiled for some arguments. All others of the call under way are compiled with it, once."""
     rehearsal, _present.rehearsal = _present.rehearsal, None
     if rehearsal is not None:
-        compile_all(launches_of(rehearsal))
+        compile_all(foreseen(rehearsal))
     found = Launch(kernel, values, warps, stages).warm_up()
     # Triton 3.7 keeps what a thread has promised; it raises what the thread raised.
     return found.result() if isinstance(found, FutureKernel) else found
+
+
+def foreseen(rehearsal: Callable[[], object]) -> list[Launch]:
+    """Returns the launches of a rehearsal. One that fails must not fail the call, which can do without: it warns."""
+    try:
+        return launches_of(rehearsal)
+    except Exception as error:
+        words = "kernels of this call are compiled one after the other, because going through it without data failed"
+        warnings.warn(f"{words}: {error!r}. Please report this; results are not affected", RuntimeWarning, stacklevel=2)
+        return []
 
 
 def compile_all(launches: Sequence[Launch]) -> None:
