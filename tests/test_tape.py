@@ -160,34 +160,33 @@ def test_a_tensor_from_elsewhere_is_never_replayed():
     assert [x.tolist() for (x,) in results] == [[1.0] * 3, [2.0] * 3]
 
 
-def test_operations_of_torch_are_replayed_on_other_tensors():
+def check_replays(compute):
+    """Compares what a pass computes by itself and from its tape."""
     from lagwise.ops.kernels.tape import Tapes
 
+    tapes = Tapes()
+    for x in (torch.arange(4.0) + shift for shift in range(3)):
+        found = tapes.run("pass", [x], lambda x=x: compute(x))
+        assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
+    assert tapes.kept["pass"] is not None
+
+
+def test_operations_of_torch_are_replayed_on_other_tensors():
     def compute(x):
         halves = x.view(2, 2)
         made = torch.empty(2)
         made.copy_(halves[1])
         return [made.mul(2), halves.sum(0)]
 
-    tapes, given = Tapes(), [torch.arange(4.0) + shift for shift in range(3)]
-    for x in given:
-        found = tapes.run("pass", [x], lambda x=x: compute(x))
-        assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
-    assert tapes.kept["pass"] is not None
+    check_replays(compute)
 
 
 def test_parts_of_one_piece_of_memory_are_replayed_as_such():
-    from lagwise.ops.kernels.tape import Tapes
-
     def compute(x):
         one, other = torch.empty(4).copy_(x), x.mul(2)
         return [*one.split(2), *other.split([1, 3])]
 
-    tapes, given = Tapes(), [torch.arange(4.0) + shift for shift in range(3)]
-    for x in given:
-        found = tapes.run("parts", [x], lambda x=x: compute(x))
-        assert all(torch.equal(a, b) for a, b in zip(found, compute(x), strict=True))
-    assert tapes.kept["parts"] is not None
+    check_replays(compute)
 
 
 def test_a_pass_that_returns_what_it_was_given_is_not_recorded():
@@ -228,12 +227,11 @@ def test_arguments_are_packed_as_a_kernel_finds_them(monkeypatch):
 
     monkeypatch.setattr(launches, "driver_launch", lambda: driver)
     monkeypatch.setattr(launches, "loaded", lambda compiled, device: 77)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
     signature = {"x": ("*bf16", "i32"), "step": "i64", "one": "constexpr", "scale": "fp32", "y": "*fp32", "flags": "constexpr"}
     compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=SimpleNamespace(num_warps=4, shared=99))
     values = ((launches.MISSING, 3), 2**40, 1, 0.5, launches.MISSING, "flags")
-    packed = launches.Packed(compiled, 12, values)
+    packed = launches.Packed(launches.Form(compiled, 0), 12, values)
     packed([1000, 2000])
     data = seen["data"]
     assert (data.x, data.rows, data.step, data.scale, data.y, data.scratch) == (1000, 3, 2**40, 0.5, 2000, 0)

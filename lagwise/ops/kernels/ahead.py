@@ -96,6 +96,11 @@ def without_data(x: Any) -> Any:
     return x
 
 
+def is_rehearsing() -> bool:
+    """Says whether this thread goes through a call without data."""
+    return _present.noted is not None
+
+
 def note(kernel: Any, values: Sequence[Any], warps: int, stages: int) -> bool:
     """Notes a launch and says so, in a rehearsal; elsewhere it does nothing."""
     if _present.noted is None:

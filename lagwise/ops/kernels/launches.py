@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 
-from lagwise.ops.kernels.ahead import compiled_kernel, note
+from lagwise.ops.kernels.ahead import compiled_kernel, is_rehearsing, note
 from lagwise.ops.kernels.tiles import DIRECT
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -95,12 +95,15 @@ class Runner:
         tensors = [x for x in flattened(tuple(values)) if isinstance(x, Tensor)]
         self.types = [x.dtype for x in tensors]
         self.values = replaced(tuple(values), iter([MISSING] * len(tensors)))
-        self.packed = Packed(compiled, size, self.values) if DIRECT.value and is_packable(compiled) else None
+        form = form_of(compiled, torch.cuda.current_device()) if DIRECT.value else None
+        self.packed = None if form is None else Packed(form, size, self.values)
 
     def __call__(self, values: Sequence[Any]) -> None:
         """Launches it with tensors and numbers."""
         found = [x for x in flattened(tuple(values)) if isinstance(x, Tensor)]
-        notify(self, found)
+        told = listener()
+        if told is not None:
+            told(self, found)
         self.launch([x.data_ptr() for x in found] if DIRECT.value else found)
 
     def launch(self, found: Sequence[Any]) -> None:
@@ -120,41 +123,62 @@ def somebody_watches() -> bool:
     return bool(HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls)
 
 
-def is_packable(compiled: Any) -> bool:
-    """Says whether a kernel takes its arguments and nothing else, on NVIDIA's driver."""
+class Form:
+    """How a compiled kernel finds its arguments in memory, and how it is launched on a device."""
+
+    def __init__(self, compiled: Any, device: int):
+        types = list(flattened(tuple(compiled.src.signature.values())))
+        self.places = [place for place, kind in enumerate(types) if kind != "constexpr"]
+        # Triton has two addresses of its own behind the arguments.
+        formats = ["Q" if types[place].startswith("*") else FORMATS[types[place]] for place in self.places]
+        self.layout = Struct("".join(formats) + "QQ")
+        self.device, self.launch = device, driver_launch()
+        self.handle, self.numbers = (
+            loaded(compiled, device),
+            (1, 1, 32 * compiled.metadata.num_warps, 1, 1, compiled.metadata.shared),
+        )
+
+    def fields(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arguments that lie in memory; tensors are still tensors."""
+        flat = list(flattened(tuple(values)))
+        return [*[flat[place] for place in self.places], 0, 0]
+
+    def send(self, fields: Sequence[Any], size: int, stream: int) -> None:
+        """Launches the kernel on a grid of some size, with all that lies in memory."""
+        block = own_block()
+        self.layout.pack_into(block.memory, 0, *fields)
+        block.size.value = self.layout.size
+        code = self.launch(self.handle, size, *self.numbers, stream, None, block.extras)
+        if code:
+            raise RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
+
+
+@cache
+def form_of(compiled: Any, device: int) -> Form | None:
+    """Returns the form of a kernel that takes its arguments and nothing else, on NVIDIA's driver; of others there is none."""
     about = compiled.metadata
     more = about.global_scratch_size, about.profile_scratch_size, about.launch_cooperative_grid, about.launch_pdl
-    return torch.version.cuda is not None and about.num_ctas == 1 and not any(more)
+    fits = torch.version.cuda is not None and about.num_ctas == 1 and not any(more)
+    return Form(compiled, device) if fits else None
 
 
 class Packed:
-    """A compiled kernel, and its arguments as they lie in memory, with room for the addresses of its tensors."""
+    """The arguments of a kernel as they lie in memory, with room for the addresses of its tensors."""
 
-    def __init__(self, compiled: Any, size: int, values: tuple[Any, ...]):
-        types = flattened(tuple(compiled.src.signature.values()))
-        # Triton has two addresses of its own behind the arguments.
-        pairs = [(kind, x) for kind, x in zip(types, flattened(values), strict=True) if kind != "constexpr"]
-        self.layout = Struct("".join("Q" if kind.startswith("*") else FORMATS[kind] for kind, _ in pairs) + "QQ")
-        self.fields = [*(0 if x is MISSING else x for _, x in pairs), 0, 0]
-        self.places = [place for place, (_, x) in enumerate(pairs) if x is MISSING]
-        about = compiled.metadata
-        self.device, self.launch = torch.cuda.current_device(), driver_launch()
-        self.numbers = (loaded(compiled, self.device), size, 1, 1, 32 * about.num_warps, 1, 1, about.shared)
+    def __init__(self, form: Form, size: int, values: tuple[Any, ...]):
+        self.form, self.size = form, size
+        self.fields = form.fields(values)
+        self.places = [place for place, x in enumerate(self.fields) if x is MISSING]
 
     def __call__(self, addresses: Sequence[int]) -> None:
         fields = self.fields.copy()
         for place, address in zip(self.places, addresses, strict=True):
             fields[place] = address
-        self.send(fields, torch._C._cuda_getCurrentRawStream(self.device))
+        self.send(fields, torch._C._cuda_getCurrentRawStream(self.form.device))
 
     def send(self, fields: list[Any], stream: int) -> None:
-        """Launches the kernel with all of its arguments."""
-        block = own_block()
-        self.layout.pack_into(block.memory, 0, *fields)
-        block.size.value = self.layout.size
-        code = self.launch(*self.numbers, stream, None, block.extras)
-        if code:
-            raise RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
+        """Launches the kernel with all that lies in memory."""
+        self.form.send(fields, self.size, stream)
 
 
 @cache
@@ -207,15 +231,31 @@ def listen(listener: Listener | None) -> None:
     _listening.listener = listener
 
 
-def notify(runner: Runner, tensors: list[Tensor]) -> None:
-    listener = getattr(_listening, "listener", None)
-    if listener is not None:
-        listener(runner, tensors)
+def listener() -> Listener | None:
+    """Returns who listens to this thread."""
+    return getattr(_listening, "listener", None)
 
 
 def run(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], warps: int, stages: int) -> None:
     """Launches a kernel with those of the arguments that it takes."""
-    launch(kernel, grid, [arguments[name] for name in kernel.arg_names], warps, stages)
+    values = [arguments[name] for name in kernel.arg_names]
+    if DIRECT.value and listener() is None and not somebody_watches() and not is_rehearsing():
+        device = torch.cuda.current_device()
+        form = form_of(compiled_for(kernel, values, warps, stages), device)
+        if form is not None:
+            fields = [x.data_ptr() if isinstance(x, Tensor) else x for x in form.fields(values)]
+            form.send(fields, math.prod(grid), torch._C._cuda_getCurrentRawStream(device))
+            return
+    launch(kernel, grid, values, warps, stages)
+
+
+def compiled_for(kernel: Any, values: Sequence[Any], warps: int, stages: int) -> Any:
+    """Returns a kernel compiled for arguments of these kinds."""
+    key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiled = _compiled[key] = compiled_kernel(kernel, values, warps, stages)
+    return compiled
 
 
 def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int, stages: int) -> Runner | None:
@@ -226,13 +266,7 @@ def launch(kernel: Any, grid: tuple[int, ...], values: Sequence[Any], warps: int
     """
     if note(kernel, values, warps, stages):
         return None
-    size = math.prod(grid)
-    compiled = None
-    if DIRECT.value:
-        key = (kernel.fn, warps, stages, torch.cuda.current_device(), *key_of(kernel, values))
-        compiled = _compiled.get(key)
-        if compiled is None:
-            compiled = _compiled[key] = compiled_kernel(kernel, values, warps, stages)
-    runner = Runner(kernel, compiled, size, values)
+    compiled = compiled_for(kernel, values, warps, stages) if DIRECT.value else None
+    runner = Runner(kernel, compiled, math.prod(grid), values)
     runner(values)
     return runner
