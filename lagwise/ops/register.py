@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -101,6 +101,7 @@ def eager_tensors(arguments: Sequence[Any]) -> list[Tensor] | None:
     return tensors
 
 
+@runtime_checkable
 class Work(Protocol):
     """Something to compute from tensors, and its derivative. It holds no tensors: those are saved by autograd."""
 
