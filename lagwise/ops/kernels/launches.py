@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import repeat
 from struct import Struct
 from typing import Any
 
@@ -92,9 +93,7 @@ class Runner:
 
     def __init__(self, kernel: Any, compiled: Any, size: int, values: Sequence[Any]):
         self.kernel, self.compiled, self.grid = kernel, compiled, (size, 1, 1)
-        tensors = [x for x in flattened(tuple(values)) if isinstance(x, Tensor)]
-        self.types = [x.dtype for x in tensors]
-        self.values = replaced(tuple(values), iter([MISSING] * len(tensors)))
+        self.values = replaced(tuple(values), repeat(MISSING))
         form = form_of(compiled, torch.cuda.current_device()) if DIRECT.value else None
         self.packed = None if form is None else Packed(form, size, self.values)
 
