@@ -207,9 +207,7 @@ def seed_of(encoding: Encoding, seed: Tensor | None, device: torch.device) -> Te
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as `scaled_dot_product_attention` does under autocast: all floating-point types but float64."""
-    if type(tensors[0]) is Tensor and not autocasts(tensors[0]):
-        return tensors
-    if not all(isinstance(x, Tensor) for x in tensors) or not autocasts(tensors[0]):
+    if not isinstance(tensors[0], Tensor) or not autocasts(tensors[0]) or not all(isinstance(x, Tensor) for x in tensors):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)

@@ -86,8 +86,8 @@ def warmup(
     require_switches(causal=causal, packed=packed)
     require_probability("dropout", dropout)
     check_calls(times, batch, padded, training)
-    check_gpu()
     made = made_encoding(encoding, heads, head_dim, causal, options)
+    check_gpu()
     sizes = (batch, heads, heads if key_heads is None else key_heads, head_dim)
     kinds = [None, *(["lengths"] if padded else []), *(["cu_seqlens"] if packed else [])]
     steps = [
