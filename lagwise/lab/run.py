@@ -58,10 +58,13 @@ def train(
         if session.accelerator.is_main_process:
             result["curves"] = curves_at(session, model, result["lengths"])
             run.finish(result, learned_priors(model, session.task.length))
-        # A group of processes that ends right after it gathered tensors waits for ever for a thread of its own, which waits for
-        # Python. While it waits for the others, that thread gets there.
-        session.accelerator.wait_for_everyone()
-        session.accelerator.end_training()
+        # The group waits for a thread of its own, which may wait for Python. It lets Python go on if the group is the last to own
+        # itself, but not if a wrapped model does.
+        accelerator = session.accelerator
+        del session
+        accelerator.free_memory()
+        accelerator.wait_for_everyone()
+        accelerator.end_training()
     return result
 
 
