@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,8 +22,18 @@ SHORTEST = 2**8
 # What positions carry that are a range.
 RANGE = "lagwise_range"
 
-_kept: OrderedDict[tuple[Any, ...], tuple[Tensor, ...]] = OrderedDict()
+# How many stretches of kept tensors are known; then they are cut anew.
+MOST_CUT = 64
+
+_kept: OrderedDict[tuple[Any, ...], "Kept"] = OrderedDict()
 _lock = Lock()
+
+
+class Kept(NamedTuple):
+    """Tensors that are kept, and stretches that were cut from them, by their first and last lag."""
+
+    tensors: tuple[Tensor, ...]
+    stretches: dict[tuple[int, int], tuple[Tensor, ...]]
 
 
 def over_lags(make: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
@@ -46,12 +56,19 @@ def over_lags(make: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Te
             found = _kept.get(key)
             if found is not None:
                 _kept.move_to_end(key)
-        if found is None or any(x._version for x in found):
+        if found is None or any([x._version for x in found.tensors]):
             # Not seen by whoever counts, saves or hides operations, and of use in training too.
             with _disable_current_modes(), torch.inference_mode(False):
-                found = make(low, high, device, *facts)
+                found = Kept(make(low, high, device, *facts), {})
             keep(key, found)
-        return tuple(x.narrow(0, first - low, last - first + 1) for x in found)
+        stretch = found.stretches.get((first, last))
+        if stretch is None:
+            if len(found.stretches) >= MOST_CUT:
+                found.stretches.clear()
+            with _disable_current_modes(), torch.inference_mode(False):
+                stretch = tuple(x.narrow(0, first - low, last - first + 1) for x in found.tensors)
+            found.stretches[first, last] = stretch
+        return stretch
 
     return cut
 
@@ -61,11 +78,11 @@ def reach(lag: int) -> int:
     return max(SHORTEST, 1 << (lag - 1).bit_length()) if lag > 0 else 0
 
 
-def keep(key: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> None:
+def keep(key: tuple[Any, ...], found: Kept) -> None:
     """Keeps tensors, and lets go of others if all of them are too many."""
     with _lock:
-        _kept[key] = tensors
-        while sum(x.nbytes for each in _kept.values() for x in each) > MOST_BYTES:
+        _kept[key] = found
+        while sum(x.nbytes for each in _kept.values() for x in each.tensors) > MOST_BYTES:
             _kept.popitem(last=False)
 
 
@@ -84,7 +101,7 @@ def may_keep(device: torch.device) -> bool:
 
 def stream_of(device: torch.device) -> int:
     """Returns the stream that tensors are made and read on: another one would have to wait for it."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
 def distances(first: int, last: int, parameter: Tensor) -> Float[Tensor, " lags"]:

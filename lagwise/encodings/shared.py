@@ -1,6 +1,6 @@
 """Tables in which several lags share a value."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ class Gathered(torch.autograd.Function):
         else:
             found = sums(gradient, lags, starts)
         return found, None, None, None
+
+
+# Not `Gathered.apply`, which looks for transforms in each argument: `table` knows that there are none.
+gathered: Callable[..., Tensor] = super(torch.autograd.Function, Gathered).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def sums(gradient: Float[Tensor, "heads lags"], lags: Tensor, starts: Tensor) -> Float[Tensor, "heads count"]:
@@ -82,4 +86,4 @@ class Shared(nn.Module):
             return weight.index_select(1, self.place)
         if torch.compiler.is_compiling():
             return GATHER(weight, self.place, self.lags, self.starts)[0]
-        return Gathered.apply(weight, self.place, self.lags, self.starts)
+        return gathered(weight, self.place, self.lags, self.starts)
