@@ -62,7 +62,9 @@ def test_its_derivatives_are_the_rotation_back(interleaved):
 
     for function, given in ((apart, (x, k)), (alike, (x,))):
         assert torch.autograd.gradcheck(function, given) and torch.autograd.gradgradcheck(function, given)
-    torch.testing.assert_close(turn(*turn(x, x, (cos, sin), interleaved=interleaved), (cos, -sin), interleaved=interleaved)[1], x)
+    turned = turn(x, x, (cos, sin), interleaved=interleaved)
+    torch.testing.assert_close(turn(*turned, (cos, -sin), interleaved=interleaved)[1], x)
+    torch.testing.assert_close(turn(*turned, (cos, sin), interleaved=interleaved, back=True)[1], x)
 
 
 def test_one_of_the_results_may_be_left_unused():
@@ -75,8 +77,8 @@ def test_one_of_the_results_may_be_left_unused():
 def test_it_is_an_operator_that_compilers_can_take():
     x, cos, sin = case((2, 2, 5, 6), False)
     q, k = x.clone().requires_grad_(), x[:, :1, :3].clone().requires_grad_()
-    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, x, cos, sin, None, None, True))
-    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, k, cos, sin, cos[:3], sin[:3], False))
+    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, x, cos, sin, None, None, True, False))
+    torch.library.opcheck(torch.ops.lagwise.turn.default, (q, k, cos, sin, cos[:3], sin[:3], False, True))
 
 
 def test_the_result_lies_in_memory_as_the_tensor_does():
@@ -89,17 +91,19 @@ def test_the_result_lies_in_memory_as_the_tensor_does():
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="there is a GPU: tests/test_gpu.py runs the kernel on it")
+@pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(("shape", "per_row"), SHAPES)
 @pytest.mark.usefixtures("poisoned")
-def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved):
+def test_the_kernel_turns_as_torch_does(shape, per_row, interleaved, back):
     from lagwise.ops.kernels import channel_pairs
 
     x, cos, sin = case(shape, per_row)
     # Heads side by side in memory, as projections leave them; one with channels apart is copied.
     for given in (x, x.transpose(1, 2).contiguous().transpose(1, 2), x.mT.contiguous().mT):
-        found = channel_pairs.turn(given, cos, sin, interleaved)
-        torch.testing.assert_close(found, turn(x, x, (cos, sin), interleaved=interleaved)[0], rtol=1e-6, atol=1e-6)
+        found = channel_pairs.turn(given, cos, sin, interleaved, back)
+        expected, _ = turn(x, x, (cos, sin), interleaved=interleaved, back=back)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_queries_and_keys_of_one_sequence_share_their_angles():
