@@ -158,7 +158,7 @@ def kept_choice(q: Tensor, k: Tensor, v: Tensor, terms: Terms, call: Call, impl:
         return choose(q, k, v, terms, call, impl)
     options = (
         call.causal, call.window, call.query_start if not call.per_row else None, call.dropout > 0.0,
-        call.lengths is None, call.key_mask is None, call.cu_seqlens is None, call.max_seqlen,
+        call.lengths is None, call.key_mask is None, call.cu_seqlens is None or len(call.cu_seqlens), call.max_seqlen,
     )  # fmt: skip
     key = (q.shape, k.shape, v.shape, q.dtype, q.device, terms.kind, options, impl)
     choice = KEPT_CHOICES.get(key)

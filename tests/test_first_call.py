@@ -15,7 +15,7 @@ from triton import FutureKernel
 import lagwise
 from lagwise.call import Call
 from lagwise.ops import triton
-from lagwise.ops.kernels import ahead, launches, plan
+from lagwise.ops.kernels import ahead, launches, pieces, plan
 from lagwise.ops.lowering import lower
 from lagwise.ops.split import fused
 
@@ -96,9 +96,18 @@ def assert_rehearsed(lowered, noted):
 
 
 def test_a_rehearsal_goes_through_all_ranges_of_wide_tables(noted, monkeypatch):
-    monkeypatch.setattr(triton, "WIDEST", 8)
+    for name, value in {"WIDEST": 8, "LARGEST": 0, "LEAST": 0, "SHARE": 0}.items():
+        monkeypatch.setattr(pieces, name, value)
     assert_rehearsed(lowered_call("huang4", {}), noted)
     assert len([each for each in by_kind(noted) if each[0] == "forward_kernel"]) > 1
+
+
+def test_a_rehearsal_goes_through_all_pieces_of_wide_tables(noted, monkeypatch):
+    plan.kept_plan.cache_clear()
+    monkeypatch.setattr(pieces, "SPARED", 0)
+    monkeypatch.setattr(pieces, "room_of", lambda plan, lags: pieces.pair_bytes(plan, lags))
+    assert_rehearsed(lowered_call("huang4", {"dropout": 0.1, "seed": torch.tensor(3)}), noted)
+    plan.kept_plan.cache_clear()
 
 
 def test_without_gradients_a_rehearsal_ends_with_the_output(noted):
@@ -233,12 +242,13 @@ def program(*arguments, **more):
 SCALARS = {"scalars_kernel": 1, "fold_kernel": 1}
 PASSES = {"forward_kernel": 2, "query_gradient_kernel": 2, "key_gradient_kernel": 2}
 ALL = dict.fromkeys(PASSES, 6)
-HUANG4 = {"delta_kernel": 1, "scores_kernel": 1, "score_table_kernel": 1, "score_rows_kernel": 1, "fold_vectors_kernel": 1}
+ONCE = {"delta_kernel": 1, "vectors_kernel": 1, "fold_vectors_kernel": 1}
+HUANG4 = ONCE | {"scores_kernel": 1, "score_table_kernel": 1, "score_rows_kernel": 1}
 # The backward pass has scores of values, too, in the same launch as those of queries.
 SHAW = HUANG4 | {"scores_kernel": 2}
 HUANG3 = {
-    "delta_kernel": 1, "channel_scores_kernel": 1, "channel_query_gradient_kernel": 1, "channel_key_gradient_kernel": 1,
-    "channel_gain_gradient_kernel": 1,
+    "delta_kernel": 1, "gain_words_kernel": 1, "word_scores_kernel": 1, "word_rows_kernel": 2, "word_gain_kernel": 1,
+    "fold_gain_kernel": 1,
 }  # fmt: skip
 
 
@@ -257,14 +267,14 @@ def test_variants_do_not_grow_unnoticed():
     found = program("count")
     # Of all lengths: those that tiles divide, and others; for products of vectors those of which a tile holds several heads.
     assert found["t5, lengths"] == SCALARS | PASSES
-    assert found["shaw, lengths"] == twice(SHAW, "delta_kernel") | PASSES
+    assert found["shaw, lengths"] == twice(SHAW, *ONCE) | PASSES
     assert found["huang3, lengths"] == HUANG3 | PASSES
-    assert found["huang4, lengths"] == twice(HUANG4, "delta_kernel") | PASSES
+    assert found["huang4, lengths"] == twice(HUANG4, *ONCE) | PASSES
     # Causal or not, with dropout, with padding: the passes over pairs alone are compiled for each.
     assert found["t5, options"] == SCALARS | ALL | {"mask_spans_kernel": 1}
-    assert found["shaw, options"] == with_masks(SHAW, "delta_kernel", "scores_kernel") | ALL
-    assert found["huang3, options"] == with_masks(HUANG3, "delta_kernel") | ALL
-    assert found["huang4, options"] == with_masks(HUANG4, "delta_kernel", "scores_kernel") | ALL
+    assert found["shaw, options"] == with_masks(SHAW, *ONCE, "scores_kernel") | ALL
+    assert found["huang3, options"] == with_masks(HUANG3, "delta_kernel", "gain_words_kernel", "fold_gain_kernel") | ALL
+    assert found["huang4, options"] == with_masks(HUANG4, *ONCE, "scores_kernel") | ALL
     assert found["t5, split"] == SCALARS | PASSES | {"merge_kernel": 1, "far_ends_kernel": 1}
 
 

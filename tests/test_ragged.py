@@ -5,9 +5,13 @@ from itertools import pairwise
 import pytest
 import torch
 from oracle import INTERPRETED, assert_within_budget, make_encoding, make_terms
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lagwise
+from lagwise import softmax
+from lagwise.call import Call
 from lagwise.ops import support, vendor
+from lagwise.ops.dispatch import MANY_PAIRS, SPLIT_PAYS_FROM, Shape, fastest
 
 EVERY_TABLE = ("bias", "gain", "query", "key", "value")
 CHANNELS = ("bias", "channel gain", "query", "key", "value")
@@ -183,6 +187,63 @@ def test_auto_goes_by_the_mean_length_of_packed_sequences():
     pays = "from which on the far field of these tables pays"
     assert taken(*range(0, 1001, 100)) == ("blockwise", f"100 keys per packed sequence are fewer than 121, {pays}")
     assert lagwise.which_impl(q, k, v, cu_seqlens=torch.arange(0, 1001, 10)).impl == "split"
+
+
+def on_a_gpu(asked, keys, *, pairs=256, sequence=None):
+    """Returns what `auto` takes for half precision and tables of 11 lags on a GPU."""
+    return fastest({"cuda", "bfloat16", *asked}, Shape(pairs, keys, keys, sequence or keys), (-5, 5))
+
+
+RAGGED_KINDS = [("cuda, ragged", {"bias"}), ("cuda, ragged, vectors", {"query"})]
+
+
+@pytest.mark.parametrize(("kind", "tables"), RAGGED_KINDS)
+@pytest.mark.parametrize("option", ["lengths", "cu_seqlens"])
+def test_auto_takes_split_on_a_gpu_where_the_far_field_of_other_lengths_pays(kind, tables, option):
+    asked = {option, *tables}
+    if kind not in SPLIT_PAYS_FROM:
+        never = "where lengths differ, the far field of these tables does not pay on a GPU"
+        assert on_a_gpu(asked, 10**6) == ("triton", never)
+        return
+    needed = 11 * SPLIT_PAYS_FROM[kind]
+    heads = MANY_PAIRS // (needed - 1) ** 2 + 1
+    keys = "keys" if option == "lengths" else "keys per packed sequence"
+    pays = "from which on the far field of these tables pays"
+    assert on_a_gpu(asked, needed, pairs=heads) == ("split", f"{needed} {keys} are at least {needed}, {pays}")
+    assert on_a_gpu(asked, needed - 1, pairs=heads) == ("triton", f"{needed - 1} {keys} are fewer than {needed}, {pays}")
+
+
+@pytest.mark.parametrize("kind", ["cuda, ragged", "cuda, ragged, vectors"])
+def test_ragged_batches_on_a_gpu_have_factors_of_their_own(kind, monkeypatch):
+    monkeypatch.setitem(SPLIT_PAYS_FROM, kind, 100)
+    tables = dict(RAGGED_KINDS)[kind]
+    assert on_a_gpu({"lengths", *tables}, 1099, pairs=2**12).impl == "triton"
+    assert on_a_gpu({"lengths", *tables}, 1100, pairs=2**12).impl == "split"
+    # Long sequences one after the other, then short ones of as many tokens.
+    assert on_a_gpu({"cu_seqlens", *tables}, 10**5, pairs=16, sequence=5000).impl == "split"
+    assert on_a_gpu({"cu_seqlens", *tables}, 10**5, pairs=16, sequence=500).impl == "triton"
+    monkeypatch.delitem(SPLIT_PAYS_FROM, kind)
+    assert on_a_gpu({"lengths", *tables}, 10**6).impl == "triton"
+
+
+def test_a_mask_that_nobody_looked_at_and_few_vectors_stay_with_triton(monkeypatch):
+    monkeypatch.delitem(SPLIT_PAYS_FROM, "cuda, ragged", raising=False)
+    mask = on_a_gpu({"key_mask", "key_mask with holes", "query"}, 10**6)
+    assert mask.impl == "triton" and "give lengths instead" in mask.why
+    assert on_a_gpu({"lengths", "query"}, 4000, pairs=1).impl == "triton"
+    assert on_a_gpu({"query"}, 4000, pairs=1).impl == "split"
+
+
+def test_what_is_kept_of_choices_knows_how_many_sequences_there_are(monkeypatch):
+    """On a GPU a choice is made once for calls of a kind, and it depends on the mean length of packed sequences."""
+    monkeypatch.setitem(SPLIT_PAYS_FROM, "cuda, ragged", 10)
+    monkeypatch.setattr(softmax, "KEPT_CHOICES", {})
+    with FakeTensorMode():
+        q = torch.empty(1, 4, 8192, 64, device="cuda", dtype=torch.bfloat16)
+        terms = lagwise.Terms(bias=lagwise.LagTable(torch.empty(4, 11, device="cuda"), -5))
+        for count, impl in ((2, "split"), (200, "triton"), (2, "split")):
+            call = Call(cu_seqlens=torch.empty(count + 1, dtype=torch.int32, device="cuda"))
+            assert softmax.kept_choice(q, q, q, terms, call, "auto").impl == impl
 
 
 def runs(segments, q, k):

@@ -126,6 +126,20 @@ def test_gradients_that_come_in_may_lie_anywhere(layout):
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(found, again, expected, strict=True))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_backward_pass_does_not_go_through_the_call(case, monkeypatch):
+    from lagwise.ops import triton
+
+    names, shape, options = CASES[case]
+    terms, learned = tables(*names)
+    given = made(0, **shape)
+    forget()
+    first = step(*given, terms, learned, **options)
+    monkeypatch.setattr(triton, "backward", None)
+    again = step(*given, terms, learned, **options)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
 def test_no_tensor_of_a_call_is_kept():
     terms, learned = tables("bias", "query")
     forget()

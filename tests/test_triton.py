@@ -260,7 +260,8 @@ def test_a_table_beyond_what_a_window_sees(name, first):
     ids=words,
 )
 def test_wide_tables_of_vectors_go_range_by_range(tables, shape, options, monkeypatch):
-    monkeypatch.setattr("lagwise.ops.triton.WIDEST", 8)
+    for name, value in {"WIDEST": 8, "LARGEST": 0, "LEAST": 0, "SHARE": 0}.items():
+        monkeypatch.setattr(f"lagwise.ops.kernels.pieces.{name}", value)
     check(tables, shape, 12, **options)
 
 
@@ -509,6 +510,35 @@ def test_auto_never_takes_the_interpreter(name, dtype):
 def test_hidden_keys_may_hold_anything(tables):
     terms = make_terms(*tables, heads=1, max_lag=3)
     assert_hidden_keys_do_not_matter("triton", tensors(batch=2, queries=20), terms)
+
+
+@pytest.mark.parametrize(
+    ("tables", "shape", "max_lag", "options"),
+    [
+        (("channel gain",), {"head_dim": 72, "queries": 20, "keys": 70}, 20, {}),
+        (("channel gain",), {"batch": 8, "queries": 9}, 3, {}),
+        (("channel gain", "query"), {"heads": 2, "kv_heads": 1, "queries": 20}, 30, {"causal": True}),
+        (CHANNELS, {"queries": 26}, 7, {"window": (9, 4)}),
+        (("channel gain",), {"batch": 2, "queries": 18, "keys": 40}, 6, {"query_start": torch.tensor([3, 21])}),
+        (("channel gain",), {"batch": 2, "queries": 33}, 9, {"key_mask": HOLES}),
+        (("channel gain",), {"queries": 33}, 9, {"cu_seqlens": torch.tensor([0, 13, 14, 33])}),
+    ],
+    ids=words,
+)
+def test_a_gain_per_channel_in_words(tables, shape, max_lag, options, monkeypatch):
+    monkeypatch.setattr("lagwise.ops.kernels.channel_gain.run_gradients", None)
+    check(tables, {"dtype": F16, **shape}, max_lag, **options)
+
+
+@pytest.mark.parametrize("head_dim", [12, 136])
+def test_a_gain_per_channel_that_words_cannot_hold(head_dim, monkeypatch):
+    monkeypatch.setattr("lagwise.ops.kernels.channel_gain.word_gradients", None)
+    check(("channel gain",), {"head_dim": head_dim, "queries": 9, "dtype": F16})
+
+
+def test_hidden_keys_may_hold_anything_where_words_are_multiplied():
+    terms = make_terms("channel gain", heads=1, max_lag=3)
+    assert_hidden_keys_do_not_matter("triton", tensors(batch=2, queries=20, dtype=F16), terms)
 
 
 @pytest.mark.parametrize("columns", [(0, -1), range(7)], ids=len)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from lagwise.call import Call
+from lagwise.call import Call, hides_last_keys
 from lagwise.errors import counted, require_choice
 from lagwise.ops import support
 from lagwise.ops.merge import near_band
@@ -16,8 +16,9 @@ from lagwise.terms import Terms
 
 # Measured crossover points. With few pairs and tables of scalars the matrix of pairs is the fastest; the far field pays once
 # the keys outnumber the tables' lags by a factor, which a GPU's launches raise: less for vectors where there is much to compute.
+# Ragged batches on a GPU have a slower kernel in the far field than others. Where a kind has no factor, it never pays.
 DENSE_PAIRS = 128 * 128
-SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 40, "cuda, vectors": 15}
+SPLIT_PAYS_FROM = {"cpu": 1, "cuda": 40, "cuda, vectors": 15, "cuda, ragged, vectors": 15}
 MANY_PAIRS = 2**31
 
 # The most lags of a table of vectors whose scores `split` writes out on a GPU.
@@ -92,13 +93,14 @@ def fastest(asked: set[str], shape: Shape, band: tuple[int, int] | None) -> Choi
         return Choice(otherwise, f"split cannot do this: {reason}")
     if "window" in asked:
         return Choice(otherwise, "a window leaves no far field")
-    # It can be named, but has not been measured.
-    if otherwise == "triton" and asked & RAGGED:
-        return Choice(otherwise, "where lengths differ, the far field on a GPU is not known to pay")
+    many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS
+    ragged = otherwise == "triton" and bool(asked & RAGGED)
+    kind = "cpu" if not on_gpu else "cuda" + (", ragged" if ragged else "") + (", vectors" if many else "")
+    if kind not in SPLIT_PAYS_FROM:
+        return Choice(otherwise, "where lengths differ, the far field of these tables does not pay on a GPU")
     if band is None:
         return Choice("split", "no table depends on the lag: all of it is plain attention")
-    many = vectors and shape.pairs * shape.queries * shape.sequence >= MANY_PAIRS
-    needed = SPLIT_PAYS_FROM["cpu" if not on_gpu else "cuda, vectors" if many else "cuda"] * (band[1] - band[0] + 1)
+    needed = SPLIT_PAYS_FROM[kind] * (band[1] - band[0] + 1)
     if any_length:
         return choice_for_export(needed, otherwise)
     keys = f"{counted(shape.sequence)} keys{' per packed sequence' if 'cu_seqlens' in asked else ''}"
@@ -158,7 +160,7 @@ def pads_on_the_right(key_mask: Tensor) -> bool:
     unknown = key_mask.device.type != "cpu" or torch.compiler.is_compiling() or type(key_mask) is not Tensor
     if unknown or _functorch.is_functorch_wrapped_tensor(key_mask):
         return False
-    return not bool((key_mask[:, 1:] & ~key_mask[:, :-1]).any())
+    return hides_last_keys(key_mask)
 
 
 def kernels_run_on(device: torch.device) -> bool:

@@ -64,6 +64,8 @@ class Attended:
 
     def __init__(self, impl: str, lowered: Lowered):
         self.impl, self.implementation = impl, IMPLEMENTATIONS[impl]()
+        # What repeats a backward pass without going through the call, where an implementation can.
+        self.again = getattr(self.implementation, "backward_again", None)
         self.firsts, self.plans = lowered.firsts, lowered.plans
         self.places = [place for place, x in enumerate(lowered.tensors) if x is not None]
         self.masked = self.places[-1] >= len(DIFFERENTIABLE)
@@ -103,14 +105,23 @@ class Attended:
             present = [x for place, x in enumerate(found) if place in self.places]
             return *present, *[None] * (len(tensors) - len(present))
         dout, dlse = gradients
+        dout = torch.zeros_like(results[0]) if dout is None else dout
+        learned = any([need for place, need in zip(self.places, needed, strict=True) if place in TABLE_PLACES])
+        found = in_own_context(tensors[0], self.differentiated, tensors, results, dout, dlse, learned)
+        return *found, *[None] * (len(tensors) - len(found))
+
+    def differentiated(
+        self, tensors: Sequence[Tensor], results: Sequence[Tensor], dout: Tensor, dlse: Tensor | None, learned: bool
+    ) -> Sequence[Tensor]:
+        """Returns the gradients of the tensors that have one."""
         if self.addresses != [x.data_ptr() for x in tensors]:
             # Whoever kept the tensors may have laid them out in another way.
             self.plans = {}
-        tables = [need for place, need in zip(self.places, needed, strict=True) if place in TABLE_PLACES]
-        dout = torch.zeros_like(results[0]) if dout is None else dout
-        arguments = self.lowered(tensors), list(results), dout, dlse, any(tables)
-        found = in_own_context(tensors[0], self.implementation.backward, *arguments)
-        return *found, *[None] * (len(tensors) - len(found))
+        elif self.again is not None and self.plans:
+            found = self.again(self.plans, tensors, results, dout, dlse, learned)
+            if found is not None:
+                return found
+        return self.implementation.backward(self.lowered(tensors), list(results), dout, dlse, learned)
 
 
 # Beside the operands and the tables there are `key_mask`, `cu_seqlens`, `starts` and `seed`.

@@ -64,7 +64,9 @@ class Operator:
         tensors = eager_tensors(arguments)
         if tensors is None:
             return self.operator(*arguments)
-        return directly(Arguments(self, arguments), tensors)
+        if need_derivative(tensors):
+            return apply_directly(Arguments(self, arguments), *tensors)
+        return in_own_context(tensors[0], self.compute, *arguments)[: self.differentiable]
 
 
 def in_own_context(x: Tensor, compute: Callable[..., Sequence[Tensor]], *arguments: Any) -> Sequence[Tensor]:
@@ -118,10 +120,15 @@ class Work(Protocol):
 
 def directly(work: Work, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Computes something in an eager call, with its derivative where one may be asked for."""
-    if torch.is_grad_enabled() and any([x.requires_grad for x in tensors]):
+    if need_derivative(tensors):
         return apply_directly(work, *tensors)
     results, count = work.forward(tensors)
     return results[:count]
+
+
+def need_derivative(tensors: Sequence[Tensor]) -> bool:
+    """Says whether somebody may ask for the derivative of what is computed from tensors."""
+    return torch.is_grad_enabled() and any([x.requires_grad for x in tensors])
 
 
 class Direct(torch.autograd.Function):

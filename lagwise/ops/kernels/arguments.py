@@ -76,7 +76,7 @@ class Sizes(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """Lags: of near tiles, of all tables together, of the padded tables, of the scores, and how far apart rows of scores are."""
+    """Lags: of near tiles, of all tables together, of the padded tables, and of the scores."""
 
     near_first: Any
     near_last: Any
@@ -86,7 +86,6 @@ class Bands(NamedTuple):
     table_lags: Any
     first: Any
     lags: Any
-    stretch: Any
 
 
 class HeadPointers(NamedTuple):
@@ -149,12 +148,13 @@ class FarKeys(NamedTuple):
 class Flags:
     """What a kernel is compiled for.
 
-    Widths of heads, and the powers of two that hold them; rows and keys of a tile; which tables there are (SCORES: those of the
-    queries or of a gain per channel; SCORED: any scores); whether tiles are TURNED, [keys, queries]; what hides pairs (MASK, with
-    HIDE also from loads; PACKED; LIMITED to some lags; ragged tiles unless WHOLE); whether tiles beyond the tables' columns come
-    too (FAR), and whether none has lags on both sides of the columns of scores (APART); how many far fields others computed
-    (SIDES), whether tables of scalars get a gradient (LEARNED), and whether the pass over queries computes delta (DELTA), with a
-    gradient of the log-sum-exp (DLSE). OUT_BY_TOKEN is of kernels on rows, RUNS, LENGTH, STEP and LAGS are of a gain per channel.
+    Widths of heads, and the powers of two that hold them; rows and keys of a tile; which tables there are (SCORES: those of
+    the queries or of a gain per channel; SCORED: any scores, with which tiles of the pass over keys are turned); what hides
+    pairs (MASK, with HIDE also from loads; PACKED; LIMITED to some lags; ragged tiles unless WHOLE); whether tiles beyond the
+    tables' columns come too (FAR), and whether none has lags on both sides of the columns of scores (APART); how many far
+    fields others computed (SIDES), whether tables of scalars get a gradient (LEARNED), and whether the pass over queries
+    computes delta (DELTA), with a gradient of the log-sum-exp (DLSE). OUT_BY_TOKEN is of kernels on rows, RUNS, LENGTH, STEP,
+    LAGS and WARPS are of a gain per channel.
     """
 
     head_dim: int
@@ -169,7 +169,6 @@ class Flags:
     CHANNELS: bool = False
     SCORES: bool = False
     SCORED: bool = False
-    TURNED: bool = False
     QUERY: bool = False
     KEY: bool = False
     VALUE: bool = False
@@ -193,6 +192,7 @@ class Flags:
     LENGTH: int = 0
     STEP: int = 0
     LAGS: int = 0
+    WARPS: int = 0
 
 
 @lru_cache(maxsize=4096)

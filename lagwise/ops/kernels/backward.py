@@ -20,12 +20,15 @@ from lagwise.ops.kernels.logits import (
     load_statistics,
     query_start_of,
     query_stretches,
+    stretch_of,
+    tile_at,
     tile_gradient,
     tile_logits,
 )
 from lagwise.ops.kernels.tiles import (
-    INNER,
+    FAR_SIDES,
     PAST,
+    STRETCHES,
     after,
     before,
     dropout_state,
@@ -33,9 +36,11 @@ from lagwise.ops.kernels.tiles import (
     has_past,
     head_of,
     is_near,
+    is_taken,
     load_gain,
     load_keys,
     load_rows,
+    place_from_keys,
     place_of,
     product,
     put_scores,
@@ -61,7 +66,7 @@ def load_far(x, batch, head, index, count, dim: tl.constexpr, WIDTH: tl.constexp
 def query_gradient_kernel(
     q, k, v, out, dout, dlse, lse, delta, found, far, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, past_count, future_count,
+    table_first, table_lags, band_first, band_lags, scale, dropped, first_batch, first_head, past_count, future_count,
     PATCH: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of queries dq, the gradients of its scores and ends, and its shares of the scalar tables' gradients.
@@ -84,7 +89,7 @@ def query_gradient_kernel(
     GAIN_LEARNED: tl.constexpr = flags.GAIN and flags.LEARNED
     SUMMED: tl.constexpr = BIAS_LEARNED or GAIN_LEARNED
     sizes = Sizes(heads, group, queries, keys, first, last)
-    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
+    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags)
     block, pair, batch, head = place_of(queries, heads, ROWS)
     base, program = pair.to(tl.int64), tl.program_id(0).to(tl.int64)
     row_start = block * ROWS
@@ -94,7 +99,7 @@ def query_gradient_kernel(
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
     limits = key_stretches(row_start, start, batch, seen, sizes, bands, flags)
-    state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
+    state = dropout_state(seen.seed, batch + first_batch, head + first_head) if flags.DROPOUT else 0
 
     q_rows = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
     dout_rows = load_rows(head_of(dout, batch, head), row, queries, dout.time, flags.value_dim, flags.VALUE_WIDTH, flags.WHOLE)
@@ -127,15 +132,16 @@ def query_gradient_kernel(
         clear_sums(BiasSums, sum_lags, PATCH)
     if GAIN_LEARNED:
         clear_sums(GainSums, sum_lags, PATCH)
-    for SIDE in tl.static_range(5):
-        if SIDE == INNER or (flags.FAR and (flags.SCORED or not is_near(SIDE))):
-            lower, upper = limits[SIDE], limits[SIDE + 1]
+    for SIDE in tl.static_range(STRETCHES):
+        if is_taken(SIDE, flags):
+            stretch = stretch_of(limits, SIDE)
             # Without a patch it is one stretch.
-            step = PATCH if SUMMED and is_near(SIDE) else tl.maximum(upper - lower, 1)
-            for patch_start in range(lower, upper, step):
-                patch_end = tl.minimum(patch_start + step, upper)
+            step = PATCH if SUMMED and is_near(SIDE) else tl.maximum(stretch.end - stretch.first, 1)
+            for patch_start in range(stretch.first, stretch.end, step):
+                patch_end = tl.minimum(patch_start + step, stretch.end)
                 for key_start in range(patch_start, patch_end, KEYS):
-                    key = tile_indices(key_start, KEYS, flags.SCORED)
+                    key = tile_indices(tile_at(key_start, stretch, SIDE), KEYS, flags.SCORED)
+                    is_past = key_start < stretch.middle
                     lag = key[None, :] - row[:, None] - start
                     k_rows = load_keys(K, own.key_mask, key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE, flags.HIDE)
                     v_rows = load_keys(
@@ -143,7 +149,7 @@ def query_gradient_kernel(
                     )
                     content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, False, flags)
                     logits, gain = tile_logits(
-                        content, lag, row, key, start, own, ends, seen, sizes, bands, scale, SIDE, False, flags
+                        content, lag, row, key, start, own, ends, seen, sizes, bands, scale, is_past, SIDE, False, flags
                     )
                     weights, dlogits = tile_gradient(
                         logits, row_lse, row_delta, product(dout_rows, tl.trans(v_rows)), lag, row, key, start,
@@ -156,17 +162,17 @@ def query_gradient_kernel(
                             future_mass += tl.sum(after(weights, lag, bands, SIDE), 1)
                         if is_near(SIDE):
                             put_scores(
-                                own.value_scores, weights, row, queries, key, band_first + start, band_lags, stretch,
+                                own.value_scores, weights, row, queries, key, keys, band_first + start, band_lags,
                                 is_within(SIDE, flags),
                             )  # fmt: skip
                     if flags.SCORES and is_near(SIDE):
                         put_scores(
-                            own.query, dlogits, row, queries, key, band_first + start, band_lags, stretch,
+                            own.query, dlogits, row, queries, key, keys, band_first + start, band_lags,
                             is_within(SIDE, flags),
                         )  # fmt: skip
                     if flags.KEY and is_near(SIDE):
                         put_scores(
-                            own.key, tl.trans(dlogits), key, keys, row, 1 - band_first - band_lags - start, band_lags, stretch,
+                            own.key, tl.trans(dlogits), key, keys, row, queries, 1 - band_first - band_lags - start, band_lags,
                             is_within(SIDE, flags),
                         )  # fmt: skip
                     if flags.QUERY and has_past(SIDE, flags):
@@ -180,7 +186,15 @@ def query_gradient_kernel(
                         if GAIN_LEARNED:
                             tl.store(GainPatch + place, (dlogits * content * scale).to(Patch.dtype.element_ty))
                     elif SUMMED:
-                        if SIDE == PAST:
+                        if SIDE == FAR_SIDES:
+                            change = tl.sum(dlogits, 1)
+                            past_bias += tl.where(is_past, change, 0.0)
+                            future_bias += tl.where(is_past, 0.0, change)
+                            if GAIN_LEARNED:
+                                change = tl.sum(dlogits * content, 1)
+                                past_gains += tl.where(is_past, change, 0.0)
+                                future_gains += tl.where(is_past, 0.0, change)
+                        elif SIDE == PAST:
                             past_bias += tl.sum(dlogits, 1)
                             if flags.SLOPES:
                                 past_slope += tl.sum(dlogits * (lag - low).to(tl.float32), 1)
@@ -248,15 +262,16 @@ def query_gradient_kernel(
 def key_gradient_kernel(
     q, k, v, dout, lse, delta, found, far, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, past_count, future_count, flags: tl.constexpr,
+    table_first, table_lags, band_first, band_lags, scale, dropped, first_batch, first_head, past_count, future_count,
+    flags: tl.constexpr,
 ):  # fmt: skip
     """Computes for a block of keys dk and dv, from one query head, and the gradients of their ends.
 
     dk_j = scale sum_i gain(n) dlogit(i, j) q_i,   dv_j = sum_i p(i, j) dout_i
 
     Seen from a key, queries of the far future come first: their keys' lags are the largest. Key heads that several query heads
-    share get their sum on the host: a loop over them here would spill registers. Tiles are turned, [keys, queries], so that
-    weights are the left factors of products, which need not leave the registers.
+    share get their sum on the host: a loop over them here would spill registers. With scores tiles are turned,
+    [keys, queries]: weights are then the left factors of products, which need not leave the registers.
 
     Where SIDES far fields were computed by others, their dk and dv come in too, once per key head: the past's for the first
     `past_count` keys, the future's for the last `future_count`, in reverse order of time.
@@ -265,10 +280,10 @@ def key_gradient_kernel(
     KEYS: tl.constexpr = flags.KEYS
     WIDTH: tl.constexpr = flags.WIDTH
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
-    TURNED: tl.constexpr = flags.TURNED
-    AXIS: tl.constexpr = flags.TURNED * 1
+    TURNED: tl.constexpr = flags.SCORED
+    AXIS: tl.constexpr = flags.SCORED * 1
     sizes = Sizes(heads, group, queries, keys, first, last)
-    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
+    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags)
     block, pair, batch, head = place_of(keys, heads, KEYS, flags.SCORED)
     base = pair.to(tl.int64)
     key_start = block * KEYS
@@ -277,7 +292,7 @@ def key_gradient_kernel(
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     Q, Dout = head_of(q, batch, head), head_of(dout, batch, head)
     limits = query_stretches(key_start, start, seen, sizes, bands, flags)
-    state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
+    state = dropout_state(seen.seed, batch + first_batch, head + first_head) if flags.DROPOUT else 0
 
     k_rows = load_rows(head_of(k, batch, head // group), key, keys, k.time, flags.head_dim, WIDTH, flags.WHOLE)
     v_rows = load_keys(
@@ -287,10 +302,12 @@ def key_gradient_kernel(
     dk = tl.zeros([KEYS, WIDTH], tl.float32)
     dv = tl.zeros([KEYS, VALUE_WIDTH], tl.float32)
     past_key, future_key = tl.zeros([KEYS], tl.float32), tl.zeros([KEYS], tl.float32)
-    for SIDE in tl.static_range(4, -1, -1):
-        if SIDE == INNER or (flags.FAR and (flags.SCORED or not is_near(SIDE))):
-            for row_start in range(limits[4 - SIDE], limits[5 - SIDE], ROWS):
-                row = tile_indices(row_start, ROWS, flags.SCORED)
+    for SIDE in tl.static_range(STRETCHES - 1, -1, -1):
+        if is_taken(SIDE, flags):
+            stretch = stretch_of(limits, place_from_keys(SIDE))
+            for place in range(stretch.first, stretch.end, ROWS):
+                row = tile_indices(tile_at(place, stretch, SIDE), ROWS, flags.SCORED)
+                is_past = place >= stretch.middle
                 lag = turned(key, not TURNED) - turned(row, TURNED) - start
                 q_rows = load_rows(Q, row, queries, q.time, flags.head_dim, WIDTH, flags.WHOLE)
                 dout_rows = load_rows(Dout, row, queries, dout.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE)
@@ -299,7 +316,7 @@ def key_gradient_kernel(
                 ends = load_row_ends(own, row, sizes, flags.VALUE, flags)
                 content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, TURNED, flags)
                 logits, gain = tile_logits(
-                    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, SIDE, TURNED, flags
+                    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, is_past, SIDE, TURNED, flags
                 )
                 dweights = product(v_rows, tl.trans(dout_rows)) if TURNED else product(dout_rows, tl.trans(v_rows))
                 weights, dlogits = tile_gradient(

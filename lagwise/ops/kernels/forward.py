@@ -34,29 +34,32 @@ from lagwise.ops.kernels.logits import (
     key_stretches,
     load_row_ends,
     query_start_of,
-    slab_of,
+    stretch_of,
+    tile_at,
     tile_logits,
 )
 from lagwise.ops.kernels.scores import empty_scores
 from lagwise.ops.kernels.tiles import (
-    INNER,
     LN2,
     LOG2E,
     LOWEST,
+    STRETCHES,
     after,
     before,
     dropout_state,
     has_future,
     has_past,
     head_of,
-    home_of,
     is_near,
+    is_taken,
     kept,
     load_keys,
     load_rows,
     place_of,
     product,
     put_scores,
+    slab_of,
+    step_of,
     store_rows,
     tile_indices,
 )
@@ -66,7 +69,7 @@ from lagwise.ops.kernels.tiles import (
 def forward_kernel(
     q, k, v, out, lse, band_logits, tables, scores, seen,
     heads, group, queries, keys, query_start, first, last, near_first, near_last, low, high,
-    table_first, table_lags, band_first, band_lags, stretch, scale, dropped, flags: tl.constexpr,
+    table_first, table_lags, band_first, band_lags, scale, dropped, first_batch, first_head, flags: tl.constexpr,
 ):  # fmt: skip
     """Computes output and log-sum-exp of a block of queries.
 
@@ -77,7 +80,7 @@ def forward_kernel(
     KEYS: tl.constexpr = flags.KEYS
     VALUE_WIDTH: tl.constexpr = flags.VALUE_WIDTH
     sizes = Sizes(heads, group, queries, keys, first, last)
-    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags, stretch)
+    bands = Bands(near_first, near_last, low, high, table_first, table_lags, band_first, band_lags)
     block, pair, batch, head = place_of(queries, heads, ROWS, flags.SCORED)
     base = pair.to(tl.int64)
     row_start = block * ROWS
@@ -85,9 +88,9 @@ def forward_kernel(
     start = query_start_of(seen, batch, query_start, flags)
     own = head_pointers(tables, scores, seen, pair, sizes, bands, flags)
     K, V = head_of(k, batch, head // group), head_of(v, batch, head // group)
-    BandLogits = band_logits + base * slab_of(queries, stretch)
+    BandLogits = band_logits + base * slab_of(queries, keys, band_lags)
     limits = key_stretches(row_start, start, batch, seen, sizes, bands, flags)
-    state = dropout_state(seen.seed, batch, head) if flags.DROPOUT else 0
+    state = dropout_state(seen.seed, batch + first_batch, head + first_head) if flags.DROPOUT else 0
     larger = 1.0 / (1.0 - dropped.to(tl.float32) / 16777216.0)
 
     queries_here = load_rows(head_of(q, batch, head), row, queries, q.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
@@ -97,15 +100,17 @@ def forward_kernel(
     total = tl.zeros([ROWS], tl.float32)
     past_mass, future_mass = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
-    for SIDE in tl.static_range(5):
-        if SIDE == INNER or (flags.FAR and (flags.SCORED or not is_near(SIDE))):
-            for key_start in range(limits[SIDE], limits[SIDE + 1], KEYS):
-                key = tile_indices(key_start, KEYS, flags.SCORED)
+    for SIDE in tl.static_range(STRETCHES):
+        if is_taken(SIDE, flags):
+            stretch = stretch_of(limits, SIDE)
+            for place in range(stretch.first, stretch.end, KEYS):
+                key = tile_indices(tile_at(place, stretch, SIDE), KEYS, flags.SCORED)
+                is_past = place < stretch.middle
                 lag = key[None, :] - row[:, None] - start
                 k_rows = load_rows(K, key, keys, k.time, flags.head_dim, flags.WIDTH, flags.WHOLE)
                 content = content_product(q_past, q_future, k_rows, lag, bands, SIDE, False, flags)
                 logits, _gain = tile_logits(
-                    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, SIDE, False, flags
+                    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, is_past, SIDE, False, flags
                 )
                 higher = tl.maximum(peak, tl.max(logits, 1))
                 shrink = tl.exp2((peak - higher) * LOG2E)
@@ -123,7 +128,7 @@ def forward_kernel(
                         future_mass += tl.sum(after(weights, lag, bands, SIDE), 1)
                     if is_near(SIDE):
                         put_scores(
-                            BandLogits, logits, row, queries, key, band_first + start, band_lags, stretch,
+                            BandLogits, logits, row, queries, key, keys, band_first + start, band_lags,
                             is_within(SIDE, flags),
                         )  # fmt: skip
                 values = load_keys(V, own.key_mask, key, keys, v.time, flags.value_dim, VALUE_WIDTH, flags.WHOLE, flags.HIDE)
@@ -142,8 +147,8 @@ def forward_kernel(
     if flags.VALUE:
         # All threads have written before any of them reads what others wrote.
         tl.debug_barrier()
-        lead = band_first + start + home_of(band_first + start)
-        Own = BandLogits + tl.minimum(row, queries - 1).to(tl.int64)[:, None] * stretch + lead
+        step = step_of(band_lags, keys) + 1
+        Own = BandLogits + tl.minimum(row, queries - 1).to(tl.int64)[:, None] * step + band_first + start
         for lag_start in range(0, band_lags, KEYS):
             column = lag_start + tl.arange(0, KEYS)
             met = row[:, None] + start + band_first + column[None, :]
@@ -161,7 +166,7 @@ def attend(inputs: Inputs, out: Tensor, lse: Tensor) -> None:
     logits, none = out, inputs.q
     scores = inputs.scores() if plan.scored else Scores(none, none, none, none, none, none)
     if "value" in plan.tables:
-        logits = empty_scores(plan, plan.queries, torch.float32)
+        logits = empty_scores(plan, "value", torch.float32)
     values = (
         view(inputs.q), view(inputs.k), view(inputs.v), view(out), lse, logits, inputs.tables, scores, inputs.seen,
         *plan.numbers, plan.flags_at("forward"),

@@ -4,6 +4,7 @@ Gradients of scores are written over the scores, by the pass over queries, which
 first, and computes delta for the other.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -37,12 +38,13 @@ class Far(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What a gradient starts from: the results of the call and their gradients."""
+    """What a gradient starts from: the results of the call and their gradients, and delta where it is known."""
 
     out: Tensor
     lse: Tensor
     dout: Tensor
     dlse: Tensor | None
+    delta: Tensor | None = None
 
 
 def places_of(given: Incoming, far: Far | None) -> list[tuple[tuple[int, ...], int]]:
@@ -54,7 +56,13 @@ def places_of(given: Incoming, far: Far | None) -> list[tuple[tuple[int, ...], i
 
 
 def differentiate(
-    inputs: Inputs, given: Incoming, *, learned: bool, far: Far | None = None, dtype: torch.dtype | None = None
+    inputs: Inputs,
+    given: Incoming,
+    *,
+    learned: bool,
+    far: Far | None = None,
+    dtype: torch.dtype | None = None,
+    into: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Returns the gradients of q, k, v and of the raw q and k by name, those of k and v per query head, and those of the tables.
 
@@ -66,10 +74,11 @@ def differentiate(
         learned: Whether tables get gradients.
         far: What is known of far fields.
         dtype: The type of all gradients; that of what they belong to unless given.
+        into: By name where to write those of q, k, v and of the raw q and k; to new tensors unless given.
     """
     plan, lowered = inputs.plan, inputs.lowered
     inputs.hide_keys()
-    passes = Passes(inputs, given, learned, far, dtype)
+    passes = Passes(inputs, given, learned, far, dtype, into or {})
     if plan.scored:
         passes.over_keys()
         passes.over_queries()
@@ -88,12 +97,25 @@ def differentiate(
     return found
 
 
+def empty_gradient(x: Tensor, heads: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns an empty gradient of q, k or v, which lies as they do, with some number of heads."""
+    return empty_laid_out(is_by_token(x) and x.shape[1] == heads, x, x.shape[0], heads, *x.shape[2:], dtype=dtype)
+
+
 class Passes:
     """The two passes over the pairs, and what they find."""
 
-    def __init__(self, inputs: Inputs, given: Incoming, learned: bool, far: Far | None, dtype: torch.dtype | None):
+    def __init__(
+        self,
+        inputs: Inputs,
+        given: Incoming,
+        learned: bool,
+        far: Far | None,
+        dtype: torch.dtype | None,
+        into: Mapping[str, Tensor],
+    ):
         plan, none = inputs.plan, inputs.q
-        self.inputs, self.plan, self.given, self.far, self.dtype = inputs, plan, given, far, dtype
+        self.inputs, self.plan, self.given, self.far, self.dtype, self.into = inputs, plan, given, far, dtype, into
         self.scores = inputs.scores(given.dout) if plan.scored else Scores(none, none, none, none, none, none)
         self.learned = learned and bool(plan.scalars)
         self.sums = row_sums(plan) if self.learned else None
@@ -101,7 +123,7 @@ class Passes:
         if far is not None:
             self.delta = far.delta
         elif plan.scored:
-            self.delta = delta_of(given.dout, given.out, given.dlse)
+            self.delta = delta_of(given.dout, given.out, given.dlse) if given.delta is None else given.delta
         else:
             self.delta = torch.empty_like(given.lse)
         self.site = (learned, given.dlse is not None, dtype, *places_of(given, far))
@@ -112,14 +134,16 @@ class Passes:
         self.key_ends = empty_ends(plan, plan.keys) if whole and "key" in plan.tables else none
         self.gain_ends = none
 
-    def empty_like(self, x: Tensor, heads: int) -> Tensor:
-        """Returns an empty gradient of q, k or v, which lies as they do, with some number of heads."""
-        return empty_laid_out(is_by_token(x) and x.shape[1] == heads, x, x.shape[0], heads, *x.shape[2:], dtype=self.dtype)
+    def place_for(self, name: str) -> Tensor:
+        """Returns where the gradient of q, k, v or of the raw q or k is to be written."""
+        if name in self.into:
+            return self.into[name]
+        return empty_gradient(getattr(self.inputs.lowered, name), self.plan.heads, self.dtype)
 
     def over_queries(self) -> None:
         """Computes dq, and what the same kernel finds for the tables; scores turn into their gradients."""
         plan, inputs, given, far, none = self.plan, self.inputs, self.given, self.far, self.inputs.q
-        self.found["q"] = dq = self.empty_like(inputs.lowered.q, plan.heads)
+        self.found["q"] = dq = self.place_for("q")
         if plan.channels:
             count = blocks(plan.queries, plan.tiles["query"][0])
             shape = (plan.batch, plan.heads, count, 2, plan.flags["WIDTH"])
@@ -145,7 +169,7 @@ class Passes:
     def over_keys(self) -> None:
         """Computes dk and dv per query head, and the gradients of the keys' ends, which a band has not."""
         plan, inputs, given, far = self.plan, self.inputs, self.given, self.far
-        dk, dv = (self.empty_like(x, plan.heads) for x in (inputs.lowered.k, inputs.lowered.v))
+        dk, dv = self.place_for("k"), self.place_for("v")
         values = (
             view(inputs.q), view(inputs.k), view(inputs.v), view(given.dout), given.lse, self.delta,
             KeyGradients(view(dk), view(dv), self.key_ends), far.keys if far else None,
@@ -169,11 +193,10 @@ class Passes:
         plan, inputs, found = self.plan, self.inputs, self.found
         rows: dict[str, Tensor] = {"query": inputs.raw_q, "key": inputs.raw_k, "value": self.given.dout}
         given = [
-            Given(name, rows[name], getattr(inputs.lowered, name), getattr(self.scores, name), self.ends_of(name))
-            for name in plan.vectors
+            Given(name, rows[name], inputs.vectors[name], getattr(self.scores, name), self.ends_of(name)) for name in plan.vectors
         ]
         if learned:
-            dtypes = [self.dtype or of.table.dtype for of in given]
+            dtypes = [self.dtype or getattr(inputs.lowered, of.name).dtype for of in given]
             found |= table_gradients(plan, given, inputs.visible, dtypes)
         changed = []
         for of in given:
@@ -181,7 +204,7 @@ class Passes:
                 letter = "k" if of.name == "key" else "q"
                 raw = getattr(inputs.lowered, f"raw_{letter}")
                 if raw is not None:
-                    found[f"raw_{letter}"] = self.empty_like(raw, plan.heads)
+                    found[f"raw_{letter}"] = self.place_for(f"raw_{letter}")
                 changed.append(of._replace(x=found[letter if raw is None else f"raw_{letter}"], added=raw is None))
         if changed:
             add_row_gradients(plan, changed, inputs.visible)

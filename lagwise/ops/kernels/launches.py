@@ -173,11 +173,7 @@ class Packed:
         fields = self.fields.copy()
         for place, address in zip(self.places, addresses, strict=True):
             fields[place] = address
-        self.send(fields, torch._C._cuda_getCurrentRawStream(self.form.device))
-
-    def send(self, fields: list[Any], stream: int) -> None:
-        """Launches the kernel with all that lies in memory."""
-        self.form.send(fields, self.size, stream)
+        self.form.send(fields, self.size, torch._C._cuda_getCurrentRawStream(self.form.device))
 
 
 @cache

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from lagwise.ops.kernels.arguments import HeadPointers
 from lagwise.ops.kernels.tiles import (
+    FAR_SIDES,
     FUTURE,
     INNER,
     LOG2E,
@@ -27,6 +28,7 @@ from lagwise.ops.kernels.tiles import (
     kept,
     load_end,
     product,
+    slab_of,
     turned,
     visible,
 )
@@ -34,7 +36,7 @@ from lagwise.ops.kernels.tiles import (
 # Numbers of a call: a kernel is not compiled anew for each of them.
 NUMBERS = [
     "heads", "group", "queries", "keys", "query_start", "first", "last", "near_first", "near_last", "low", "high",
-    "table_first", "table_lags", "band_first", "band_lags", "stretch", "scale", "dropped",
+    "table_first", "table_lags", "band_first", "band_lags", "scale", "dropped", "first_batch", "first_head",
     "past_count", "future_count",
 ]  # fmt: skip
 
@@ -55,12 +57,6 @@ def query_start_of(seen, batch, query_start, flags: tl.constexpr):
 
 
 @triton.jit
-def slab_of(rows, stretch):
-    """Returns how many numbers the scores of a head take."""
-    return (rows.to(tl.int64) * stretch + 15) // 8 * 8
-
-
-@triton.jit
 def head_pointers(tables, scores, seen, pair, sizes, bands, flags: tl.constexpr):
     """Returns where a head has its tables, scores and mask."""
     batch, head, base = pair // sizes.heads, pair % sizes.heads, pair.to(tl.int64)
@@ -70,9 +66,9 @@ def head_pointers(tables, scores, seen, pair, sizes, bands, flags: tl.constexpr)
         gain=tables.gain + row,
         ends=tables.ends + head * 2 * flags.head_dim,
         value=tables.value + head.to(tl.int64) * bands.lags * flags.value_dim,
-        query=scores.query + base * slab_of(sizes.queries, bands.stretch),
-        key=scores.key + base * slab_of(sizes.keys, bands.stretch),
-        value_scores=scores.value + base * slab_of(sizes.queries, bands.stretch),
+        query=scores.query + base * slab_of(sizes.queries, sizes.keys, bands.lags),
+        key=scores.key + base * slab_of(sizes.keys, sizes.queries, bands.lags),
+        value_scores=scores.value + base * slab_of(sizes.queries, sizes.keys, bands.lags),
         query_ends=scores.query_ends + base * 2 * sizes.queries,
         key_ends=scores.key_ends + base * 2 * sizes.keys,
         value_ends=scores.value_ends + base * 2 * sizes.queries,
@@ -106,10 +102,10 @@ def add_tile_scores(
     """Adds to a tile its scores: those of its queries and those of its keys."""
     WITHIN: tl.constexpr = is_within(SIDE, flags)
     if is_near(SIDE) and flags.SCORES:
-        x = add_scores(x, own.query, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch, TURNED, WITHIN)
+        x = add_scores(x, own.query, row, sizes.queries, key, sizes.keys, bands.first + start, bands.lags, TURNED, WITHIN)
     if is_near(SIDE) and flags.KEY:
         offset = 1 - bands.first - bands.lags - start
-        x = add_scores(x, own.key, key, sizes.keys, row, offset, bands.lags, bands.stretch, not TURNED, WITHIN)
+        x = add_scores(x, own.key, key, sizes.keys, row, sizes.queries, offset, bands.lags, not TURNED, WITHIN)
     if flags.FAR and SIDE != INNER:
         past, future = 0.0, 0.0
         if flags.QUERY:
@@ -123,25 +119,37 @@ def add_tile_scores(
 
 
 @triton.jit
+def end_number(Table, bands, is_past, SIDE: tl.constexpr):
+    """Loads the number of a table of scalars that far tiles see."""
+    past, future = Table + (bands.near_first - bands.table_first), Table + (bands.near_last - bands.table_first)
+    if SIDE == PAST:
+        return tl.load(past)
+    elif SIDE == FUTURE:
+        return tl.load(future)
+    else:
+        return tl.where(is_past, tl.load(past), tl.load(future))
+
+
+@triton.jit
 def tile_logits(
-    content, lag, row, key, start, own, ends, seen, sizes, bands, scale,
+    content, lag, row, key, start, own, ends, seen, sizes, bands, scale, is_past,
     SIDE: tl.constexpr, TURNED: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Returns the logits of a tile, minus infinity where nothing may be seen, and its gain.
 
-    Without FAR a tile has no lags that may be seen beyond the columns of the tables.
+    Without FAR a tile has no lags that may be seen beyond the columns of the tables. Of FAR_SIDES `is_past` says which one it is.
     """
     end = bands.near_first if SIDE == PAST else bands.near_last
     x = content
     gain = 1.0
     if flags.GAIN:
-        gain = at_lags(own.gain, lag, bands.table_first) if is_near(SIDE) else tl.load(own.gain + (end - bands.table_first))
+        gain = at_lags(own.gain, lag, bands.table_first) if is_near(SIDE) else end_number(own.gain, bands, is_past, SIDE)
         x = x * gain
     if flags.SCORES or flags.KEY:
         x = add_tile_scores(x, row, key, lag, start, own, ends, sizes, bands, SIDE, TURNED, flags)
     x = x * scale
     if flags.BIAS:
-        x += at_lags(own.bias, lag, bands.table_first) if is_near(SIDE) else tl.load(own.bias + (end - bands.table_first))
+        x += at_lags(own.bias, lag, bands.table_first) if is_near(SIDE) else end_number(own.bias, bands, is_past, SIDE)
     if flags.SLOPES and not is_near(SIDE):
         slope = tl.load(own.bias + bands.table_lags + (0 if SIDE == PAST else 1))
         x += slope * (lag - end).to(tl.float32)
@@ -165,7 +173,7 @@ def tile_gradient(
     if flags.VALUE:
         if is_near(SIDE):
             dweights = add_scores(
-                dweights, own.value_scores, row, sizes.queries, key, bands.first + start, bands.lags, bands.stretch,
+                dweights, own.value_scores, row, sizes.queries, key, sizes.keys, bands.first + start, bands.lags,
                 TURNED, is_within(SIDE, flags),
             )  # fmt: skip
         if flags.FAR and SIDE != INNER:
@@ -242,6 +250,34 @@ def stretches(begin, end, origin, near_from, near_until, inner_from, inner_until
         return begin, near, inner, outer, beyond, end
     else:
         return begin, begin, begin, end, end, end
+
+
+class Stretch(NamedTuple):
+    """Tiles from `first` to `end`, without `skipped` numbers of rows or keys from `middle` on."""
+
+    first: Any
+    middle: Any
+    skipped: Any
+    end: Any
+
+
+@triton.jit
+def stretch_of(limits, PLACE: tl.constexpr):
+    """Returns the tiles of a stretch by its place among `limits`; those on both sides of the near ones are one."""
+    if PLACE == FAR_SIDES:
+        near, beyond, end = limits[1], limits[4], limits[5]
+        return Stretch(limits[0], near, beyond - near, end - (beyond - near))
+    else:
+        return Stretch(limits[PLACE], limits[PLACE + 1], 0, limits[PLACE + 1])
+
+
+@triton.jit
+def tile_at(place, stretch, PLACE: tl.constexpr):
+    """Returns where a tile of a stretch begins."""
+    if PLACE == FAR_SIDES:
+        return place + tl.where(place < stretch.middle, 0, stretch.skipped)
+    else:
+        return place
 
 
 @triton.jit

@@ -25,9 +25,10 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
     "forward": {64: (128, 64, 8, 3), 128: (64, 64, 4, 3), 256: (64, 32, 4, 2)},
     "query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
     "key": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
-    "scored forward": {64: (64, 32, 4, 3), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "scored query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
-    "turned key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
+    "scored forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
+    "scored query": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
+    "twice scored query": {64: (64, 64, 4, 2), 128: (64, 32, 4, 3), 256: (32, 32, 4, 1)},
+    "scored key": {64: (32, 64, 4, 3), 128: (32, 64, 4, 3), 256: (32, 32, 4, 1)},
     "band forward": {64: (64, 32, 4, 3), 128: (64, 32, 4, 3), 256: (64, 32, 4, 2)},
     "band key": {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 }
@@ -42,7 +43,7 @@ ROWS = 64
 PADDING = 256
 # Columns of dlogit that the pass over queries keeps before it sums their diagonals.
 PATCH = 256 if DIRECT.value else 32
-# Rows of scores are that far apart, modulo this number: then tiles of [queries, keys] are aligned.
+# In tiles of [queries, keys] rows of scores are a multiple of this apart: then they are aligned.
 ALIGNED = 8
 # What kernels without tiles are compiled for.
 UNTILED = ("head_dim", "WIDTH", "value_dim", "VALUE_WIDTH", "QUERY", "MASK", "PACKED", "STARTS")
@@ -67,29 +68,52 @@ class Kind(NamedTuple):
     dropout: float
     lags: tuple[int, int] | None
     only: tuple[int, int] | None
+    origin: tuple[int, int]
+    others: tuple[int, ...]  # the same as `aligned` of what a piece of a call has of other tensors
 
 
-def plan_for(lowered: Lowered, *, lags: tuple[int, int] | None = None, only: tuple[int, int] | None = None) -> "Plan":
+def plan_for(
+    lowered: Lowered,
+    *,
+    lags: tuple[int, int] | None = None,
+    only: tuple[int, int] | None = None,
+    origin: tuple[int, int] = (0, 0),
+    others: Sequence[torch.Tensor] = (),
+) -> "Plan":
     """Returns the plan of a call, made once for all of its kind.
 
     `lags` limits the lags that are seen, as a window does; `only` limits them to a band without ends, the near part of `split`.
+    `origin` is the first row of the batch and the first head of a piece of another call, where dropout counts from, and `others`
+    are what the piece has of tensors that are not the call's.
     """
     plans = {} if lowered.plans is None else lowered.plans
     plan = plans.get((lags, only))
     if plan is None:
-        plan = plans[lags, only] = kept_plan(kind_of(lowered, lags, only))
+        plan = plans[lags, only] = kept_plan(kind_of(lowered, lags, only, origin if lowered.call.dropout else (0, 0), others))
     return plan
 
 
-def kind_of(lowered: Lowered, lags: tuple[int, int] | None, only: tuple[int, int] | None) -> Kind:
+WHOLE_CALL = (None, None)
+"""By what the plan of a call is known among those of its ranges and of its band."""
+
+
+def kind_of(
+    lowered: Lowered,
+    lags: tuple[int, int] | None,
+    only: tuple[int, int] | None,
+    origin: tuple[int, int],
+    others: Sequence[torch.Tensor],
+) -> Kind:
     """Returns what a call is known by."""
     call, tensors = lowered.call, lowered.tensors
     places = [0 if x is None else x.data_ptr() % 16 for x in tensors]
+    more = [x.data_ptr() % 16 for x in others]
     layouts = [None if x is None else (x.shape, x.stride(), x.dtype) for x in tensors]
     count = len(DIFFERENTIABLE)
     return Kind(
         lowered.q.device, tuple(layouts[:count]), tuple(layouts[count:]), tuple(places) if any(places) else (),
-        tuple(lowered.firsts), lowered.query_start, call.causal, call.window, call.scale, call.dropout, lags, only,
+        tuple(lowered.firsts), lowered.query_start, call.causal, call.window, call.scale, call.dropout, lags, only, origin,
+        tuple(more) if any(more) else (),
     )  # fmt: skip
 
 
@@ -112,8 +136,6 @@ class Plan:
         self.scalars = [name for name in ("bias", "gain") if name in self.tables and not (name == "gain" and self.channels)]
         self.vectors = [name for name in ("query", "key", "value") if name in self.tables]
         self.scored = bool(self.vectors) or self.channels
-        # Scores of keys are aligned in tiles [keys, queries].
-        self.turned = "key" in self.tables
         self.only = kind.only
         everything = self._seen_by_all()
         limits = kind.lags or kind.only or everything
@@ -128,13 +150,10 @@ class Plan:
         self.table_first, self.table_lags = table_window([self.columns(name) for name in self.tables] or [(0, 1)], kind.causal)
         self.flags = self._flags()
         self.tiles = {each: self._tile(each) for each in ("forward", "query", "key")}
-        # How far apart rows of scores are: there is room for all eights with one of their columns.
-        self.stretch = self.band_lags + 2 * ALIGNED + 1
-        assert not self.scored or max(self.queries, self.keys) * self.stretch < 2**31, "kernels count a head's scores in 32 bits"
         self.numbers = (
             self.heads, self.heads // self.key_heads, self.queries, self.keys, kind.query_start, self.first, self.last,
             self.near_first, self.near_last, self.low, self.high, self.table_first, self.table_lags,
-            self.band_first, self.band_lags, self.stretch, kind.scale, round(kind.dropout * 2**KEEP_BITS),
+            self.band_first, self.band_lags, kind.scale, round(kind.dropout * 2**KEEP_BITS), *kind.origin,
         )  # fmt: skip
         self.runners: dict[Any, Runner] = {}
         self.tapes = Tapes()
@@ -189,10 +208,10 @@ class Plan:
         if not DIRECT.value:
             return INTERPRETED
         special = kind
-        if self.turned and kind == "key":
-            special = "turned key"
-        elif self.scored:
+        if self.scored:
             special = f"scored {kind}"
+            if len(self.vectors) > 1:
+                special = f"twice {special}" if f"twice {special}" in TILES else special
         elif self.only is not None:
             special = f"band {kind}"
         tiles = FLOAT32_TILES if self.dtype == torch.float32 else TILES.get(special, TILES[kind])
@@ -207,6 +226,17 @@ class Plan:
     def spans_shape(self) -> tuple[int, int]:
         """The shape of the spans of keys or of sequences."""
         return (self.batch, 2) if self.flags["MASK"] else (2, self.keys)
+
+    def owners(self, name: str) -> int:
+        """Returns how many heads have their own table; 1 where all share one."""
+        layout = self.tables[name]
+        return 1 if layout is None else layout[0][0]
+
+    def score_numbers(self, name: str, lags: int) -> int:
+        """Returns how many numbers the scores of a table take, of one head and so many lags: see `tiles.slab_of`."""
+        rows, partners = (self.keys, self.queries) if name == "key" else (self.queries, self.keys)
+        room = blocks(partners, ALIGNED) * ALIGNED
+        return (rows - 1) * min(lags + 2 * ALIGNED, room) + room
 
     def flags_at(self, site: str, **more: Any) -> Flags:
         """Returns the flags of a kernel without tiles, or with those of its kind, and more."""
@@ -223,7 +253,7 @@ class Plan:
         even = self.queries % rows == 0 and self.keys % keys == 0
         masked = not even or self.flags["MASK"] or self.flags["PACKED"]
         return {
-            "ROWS": rows, "KEYS": keys, "WHOLE": even, "TURNED": self.turned, "APART": self.band_lags >= rows + keys,
+            "ROWS": rows, "KEYS": keys, "WHOLE": even, "APART": self.band_lags >= rows + keys,
             "NEAR_MASKED": masked or self.flags["LIMITED"], "FAR_MASKED": masked or self.flags["FAR_MASKED"],
         }  # fmt: skip
 

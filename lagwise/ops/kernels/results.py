@@ -8,6 +8,7 @@ from lagwise.ops.kernels.arguments import flags, view
 from lagwise.ops.kernels.launches import run
 from lagwise.ops.kernels.plan import ROWS, blocks, table_window, width
 from lagwise.ops.kernels.rows import delta_kernel
+from lagwise.ops.kernels.tables import is_copied
 from lagwise.ops.lowering import Lowered, empty_laid_out, is_by_token, wanted_gradients
 from lagwise.terms import TABLES
 
@@ -53,6 +54,8 @@ def prepared_outputs(lowered: Lowered) -> list[Tensor]:
     if scalars:
         _, lags = table_window(columns, call.causal)
         found.append(q.new_empty((scalars, q.shape[1], lags + 2), dtype=torch.float32))
+    vectors = [table for table in (lowered.query, lowered.key, lowered.value) if table is not None]
+    found += [q.new_empty(table.shape) for table in vectors if is_copied(table, q.dtype)]
     if call.key_mask is not None:
         found.append(q.new_empty((q.shape[0], 2), dtype=torch.int32))
     elif call.cu_seqlens is not None:

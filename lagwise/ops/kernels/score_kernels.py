@@ -3,16 +3,16 @@
     score[r, c] = x_r . table(lag of c)           c = 0 .. lags - 1, the partner of x_r is number r + offset + c
 
 Rows are queries and partners keys, with the lag of column c `band_first + c`; for the scores of keys it is the other way round,
-and the lag falls: `band_last - c`. A tile [rows, partners] needs one number for each of its pairs. Rows lie `stretch` apart, one
-more than a multiple of 8:
+and the lag falls: `band_last - c`. A tile [rows, partners] needs one number for each of its pairs:
 
-    address(r, c) = r stretch + lead + c,     of a pair (r, p) with p = r + offset + c:     r (stretch - 1) + home + p
+    address of a pair (r, p) = r step + p = r step + r + offset + c
 
-`home = lead - offset` is a multiple of 8, so that a tile is an aligned view of the memory, and is loaded and stored as any
-matrix. In lag coordinates it is not: row r begins r numbers beyond a multiple of 8. The kernels here take the rows 8 a + b of one
+`step` is a multiple of 8, so that a tile is an aligned view of the memory, and is loaded and stored as any matrix. In lag
+coordinates it is not: each row begins one number farther beyond a multiple of 8. The kernels here take the rows 8 a + b of one
 residue b together. Their columns are aligned once b is counted in: a column's place among the aligned numbers is its spot.
 
-Numbers are read and written by eights. A row has room for all eights that hold one of its columns, with zeros beside these.
+Numbers are read and written by eights. A row has room for all eights that hold one of its columns, with zeros beside these, as
+far as there are partners: `step` is no larger than the number of partners, raised to a multiple of 8.
 """
 
 # Triton's language is not typed as Python is.
@@ -25,15 +25,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from lagwise.ops.kernels.logits import slab_of
 from lagwise.ops.kernels.plan import ALIGNED
-from lagwise.ops.kernels.tiles import floored, home_of, product, raised, store_rows
+from lagwise.ops.kernels.tiles import floored, product, raised, slab_of, step_of, store_rows
 
 RESIDUES = tl.constexpr(ALIGNED)
 NUMBERS = [
-    "heads", "pairs", "group", "queries", "keys", "query_start", "first", "last", "band_first", "lags", "stretch",
+    "heads", "pairs", "group", "queries", "keys", "query_start", "first", "last", "band_first", "lags",
     "query_first", "query_lags", "key_first", "key_lags", "value_first", "value_lags",
-    "query_span", "key_span",
+    "query_span", "key_span", "together",
 ]  # fmt: skip
 
 
@@ -61,7 +60,7 @@ class SideFlags:
 class ProductFlags:
     """What a kernel is compiled for: the tables, the rows of one residue and the columns that a program takes at a time.
 
-    ALONE: the rows of a block belong to one pair of a batch row and a head; the others are as in `Flags`.
+    ALONE: the rows of a block belong to one pair of a batch row and a head, not to some `together`; the others are as in `Flags`.
     """
 
     sides: tuple[SideFlags, ...]
@@ -98,7 +97,6 @@ class Numbers(NamedTuple):
     last: Any
     band_first: Any
     lags: Any
-    stretch: Any
     query_first: Any
     query_lags: Any
     key_first: Any
@@ -107,6 +105,7 @@ class Numbers(NamedTuple):
     value_lags: Any
     query_span: Any
     key_span: Any
+    together: Any
 
 
 @triton.constexpr_function
@@ -174,23 +173,27 @@ class Rows(NamedTuple):
 
 @triton.jit
 def rows_of_residue(block, residue, owner, seen, n, of: tl.constexpr, flags: tl.constexpr):
-    """Returns a block of the rows of all pairs that have one table; of each pair `span` rows are counted."""
+    """Returns a block of the rows of all pairs that have one table; of each pair `span` rows are counted.
+
+    A block has the same rows of some pairs together, neighbours: they see the same columns.
+    """
     owners, members = owners_of(n, of)
-    count, _, span = counts_of(n, of)
+    count, partners, span = counts_of(n, of)
     step = tl.arange(0, flags.ROWS)
     if flags.ALONE:
         member, before = block * flags.ROWS // span, block * flags.ROWS % span * RESIDUES
         step = step * RESIDUES
     else:
-        flat = block * flags.ROWS + step
-        member, before, step = flat // span, 0, flat % span * RESIDUES
+        blocks = span * n.together // flags.ROWS
+        member, before = block // blocks * n.together + step % n.together, 0
+        step = (block % blocks * (flags.ROWS // n.together) + step // n.together) * RESIDUES
     pair = tl.minimum(member, members - 1) * owners + owner
     batch, head = pair // n.heads, pair % n.heads
     row = before + residue + step
-    aligned = (n.stretch // 8 * 8).to(tl.int64)
-    place = pair * slab_of(count, n.stretch) + (before + residue) * aligned + before + step * aligned + step
     start = tl.load(seen.starts + batch).to(tl.int32) if flags.STARTS else n.query_start
-    return Rows(pair, batch, head, before + step, row, (member < members) & (row < count), place, offset_of(start, n, of), start)
+    offset, apart = offset_of(start, n, of), step_of(n.lags, partners).to(tl.int64)
+    place = pair * slab_of(count, partners, n.lags) + (before + residue) * apart + before + floored(offset) + step * apart + step
+    return Rows(pair, batch, head, before + step, row, (member < members) & (row < count), place, offset, start)
 
 
 @triton.jit
@@ -243,7 +246,7 @@ def end_pointers(ends, rows, n, of: tl.constexpr, END: tl.constexpr):
 @triton.jit
 def lead_of(rows, residue, of: tl.constexpr):
     """Returns the spot of column 0."""
-    return rows.offset + home_of(rows.offset) + residue
+    return rows.offset - floored(rows.offset) + residue
 
 
 @triton.jit
@@ -258,7 +261,7 @@ def seen_spots(rows, residue, seen, n, REACH: tl.constexpr, of: tl.constexpr, fl
     # The partners of a row, of which the lags are between `first` and `last`.
     begin = row - start - n.last if of.REVERSED else row + start + n.first
     end = row - start - n.first + 1 if of.REVERSED else row + start + n.last + 1
-    begin, end = tl.maximum(begin - REACH, 0), tl.minimum(end, partners) + REACH
+    begin, end = tl.maximum(begin - REACH, 0), tl.minimum(end + REACH, partners)
     if flags.MASK and REACH == 0:
         spans = seen.spans + 2 * rows.batch
         first_key, end_key = tl.load(spans), tl.load(spans + 1)
@@ -271,7 +274,7 @@ def seen_spots(rows, residue, seen, n, REACH: tl.constexpr, of: tl.constexpr, fl
         begin = tl.maximum(begin, tl.load(seen.spans + row, mask=there, other=0))
         end = tl.minimum(end, tl.load(seen.spans + count + row, mask=there, other=0))
     there = there & (begin < end)
-    lead, home = lead_of(rows, residue, of), home_of(rows.offset) - rows.eights
+    lead, home = lead_of(rows, residue, of), -floored(rows.offset) - rows.eights
     begin, end = tl.maximum(floored(begin) + home, floored(lead)), tl.minimum(raised(end) + home, raised(lead + n.lags))
     return tl.where(there, begin, raised(lead + n.lags)), tl.where(there, end, 0)
 
@@ -282,7 +285,7 @@ def place_of_rows(n, of: tl.constexpr, flags: tl.constexpr):
     index = tl.program_id(0) // count_of_sides(flags)
     owners, members = owners_of(n, of)
     _, _, span = counts_of(n, of)
-    row_blocks = tl.cdiv(members * span, flags.ROWS)
+    row_blocks = tl.cdiv(members, n.together) * (span * n.together // flags.ROWS)
     residue, block, owner = index % RESIDUES, index // RESIDUES % row_blocks, index // (RESIDUES * row_blocks)
     return block, residue, owner, owner < owners
 
@@ -310,14 +313,14 @@ def write_scores(side, seen, n, REACH: tl.constexpr, of: tl.constexpr, flags: tl
 
 @triton.jit(do_not_specialize=NUMBERS)
 def scores_kernel(
-    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     REACH: tl.constexpr, flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the scores of all tables, each with programs of its own."""
     n = Numbers(
-        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     )  # fmt: skip
     for EACH in tl.static_range(count_of_sides(flags)):
         if tl.program_id(0) % count_of_sides(flags) == EACH:
@@ -353,14 +356,14 @@ def add_row_gradients(side, seen, n, scale, of: tl.constexpr, flags: tl.constexp
 
 @triton.jit(do_not_specialize=[*NUMBERS, "scale"])
 def score_rows_kernel(
-    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     scale, flags: tl.constexpr,
 ):  # fmt: skip
     """Adds to the gradients of the raw q and k what their scores give."""
     n = Numbers(
-        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     )  # fmt: skip
     for EACH in tl.static_range(count_of_sides(flags)):
         if tl.program_id(0) % count_of_sides(flags) == EACH:
@@ -375,6 +378,16 @@ def shares_of(shares, n, of: tl.constexpr, flags: tl.constexpr):
         return members
     else:
         return shares
+
+
+@triton.jit
+def blocks_that_see(spot, blocks, offset, n, of: tl.constexpr, flags: tl.constexpr):
+    """Returns the first block of rows of a pair, or of some together, that has partners in COLUMNS spots, and how many have."""
+    _, partners, _ = counts_of(n, of)
+    size = flags.ROWS // n.together * RESIDUES
+    first = tl.maximum(-floored(offset) - spot - flags.COLUMNS, 0) // size
+    end = tl.cdiv(tl.maximum(raised(partners) - floored(offset) - spot, 0), size)
+    return first, tl.maximum(tl.minimum(end, blocks) - first, 0)
 
 
 @triton.jit
@@ -396,18 +409,22 @@ def sum_columns(side, seen, n, shares, spots, of: tl.constexpr, flags: tl.conste
     COLUMNS: tl.constexpr = flags.COLUMNS
     WIDTH: tl.constexpr = of.WIDTH
     if share < shares:
-        # The blocks that were written last come first: they are still in the cache.
-        row_blocks, lower, step = tl.cdiv(members * span, ROWS), share, shares
-        last = row_blocks - 1
+        # Pairs, or some of them together, and the blocks of rows of each; a share takes each `step`-th one from `lower` on.
+        groups, blocks, before, lower, step = tl.cdiv(members, n.together), span * n.together // ROWS, 0, share, shares
+        start = n.query_start
         if flags.STARTS:
-            row_blocks, lower, step = span // ROWS, 0, 1
-            last = (share + 1) * row_blocks - 1
+            groups, before, lower, step = 1, share * blocks, 0, 1
+            start = tl.load(seen.starts + (share * owners + owner) // n.heads).to(tl.int32)
         home = side.sums + ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots * of.dim
         if spot_block < spot_blocks:
             spot = spot_block * flags.COLUMNS + tl.arange(0, flags.COLUMNS)
             change = tl.zeros([COLUMNS, WIDTH], tl.float32)
-            for place in range(lower, row_blocks, step):
-                rows = rows_of_residue(last - place, residue, owner, seen, n, of, flags)
+            first, count = blocks_that_see(spot_block * COLUMNS, blocks, offset_of(start, n, of), n, of, flags)
+            for place in range(lower, groups * count, step):
+                # The blocks that were written last come first: they are still in the cache.
+                from_last = groups * count - 1 - place
+                block = before + from_last // count * blocks + first + from_last % count
+                rows = rows_of_residue(block, residue, owner, seen, n, of, flags)
                 begin, end = seen_spots(rows, residue, seen, n, 0, of, flags)
                 read = (spot[None, :] >= begin[:, None]) & (spot[None, :] < end[:, None])
                 gradients = tl.load(side.scores + rows.place[:, None] + spot[None, :], mask=read, other=0.0)
@@ -416,8 +433,8 @@ def sum_columns(side, seen, n, shares, spots, of: tl.constexpr, flags: tl.conste
         elif of.ENDS:
             past = tl.zeros([ROWS, WIDTH], tl.float32)
             future = tl.zeros([ROWS, WIDTH], tl.float32)
-            for place in range(lower, row_blocks, step):
-                rows = rows_of_residue(last - place, residue, owner, seen, n, of, flags)
+            for place in range(lower, groups * blocks, step):
+                rows = rows_of_residue(before + place, residue, owner, seen, n, of, flags)
                 x = load_flat(side.x, rows, n.group if of.REVERSED else 1, of.dim, of.WIDTH).to(tl.float32)
                 past += x * tl.load(end_pointers(side.ends, rows, n, of, 0), mask=rows.there, other=0.0)[:, None]
                 future += x * tl.load(end_pointers(side.ends, rows, n, of, 1), mask=rows.there, other=0.0)[:, None]
@@ -428,14 +445,14 @@ def sum_columns(side, seen, n, shares, spots, of: tl.constexpr, flags: tl.conste
 
 @triton.jit(do_not_specialize=[*NUMBERS, "shares", "spots"])
 def score_table_kernel(
-    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     shares, spots, flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the sums that the gradients of all tables become."""
     n = Numbers(
-        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     )  # fmt: skip
     for EACH in tl.static_range(count_of_sides(flags)):
         if tl.program_id(0) % count_of_sides(flags) == EACH:
@@ -459,7 +476,7 @@ def column_sums(side, seen, lag, owner, n, shares, spots, of: tl.constexpr, flag
         if flags.STARTS:
             start = tl.load(seen.starts + share * owners // n.heads, mask=share < shares, other=0).to(tl.int32)
         offset = offset_of(start, n, of)
-        lead = offset + home_of(offset) + residue
+        lead = offset - floored(offset) + residue
         row = ((share * owners + owner) * RESIDUES + residue).to(tl.int64) * spots
         column = n.band_first + n.lags - 1 - lag if of.REVERSED else lag - n.band_first
         place = (row + lead)[:, None, None] + column[None, :, None]
@@ -504,14 +521,14 @@ def fold_columns(side, seen, n, shares, spots, scale, of: tl.constexpr, flags: t
 
 @triton.jit(do_not_specialize=[*NUMBERS, "shares", "spots", "scale"])
 def fold_vectors_kernel(
-    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+    sides, seen, heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+    query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     shares, spots, scale, flags: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients of all tables from their sums."""
     n = Numbers(
-        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags, stretch,
-        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span,
+        heads, pairs, group, queries, keys, query_start, first, last, band_first, lags,
+        query_first, query_lags, key_first, key_lags, value_first, value_lags, query_span, key_span, together,
     )  # fmt: skip
     for EACH in tl.static_range(count_of_sides(flags)):
         if tl.program_id(0) % count_of_sides(flags) == EACH:

@@ -30,6 +30,8 @@ TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
 }
 FLOAT32_TILE = (32, 32, 4, 1)
 INTERPRETED = (16, 16, 1, 1)
+# How many pairs of a batch row and a head a block of rows may have together, of short sequences.
+TOGETHER = (16, 8, 4, 2, 1)
 # Programs that sum columns, enough to fill a GPU.
 TABLE_PROGRAMS = 396
 
@@ -50,22 +52,17 @@ def rows_of(plan: Plan, name: str) -> int:
     return plan.keys if name == "key" else plan.queries
 
 
-def empty_scores(plan: Plan, rows: int, dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
-    """Returns space for the scores of all heads."""
-    slab = blocks(rows * plan.stretch + ALIGNED, ALIGNED) * ALIGNED
+def empty_scores(plan: Plan, name: str, dtype: torch.dtype, *, zeros: bool = False) -> Tensor:
+    """Returns space for the scores of a table, of all heads."""
+    numbers = plan.score_numbers(name, plan.band_lags)
+    assert numbers < 2**31, "kernels count a head's scores in 32 bits"
     make = torch.zeros if zeros else torch.empty
-    return make(plan.pairs * slab, dtype=dtype, device=plan.kind.device)
+    return make(plan.pairs * numbers, dtype=dtype, device=plan.kind.device)
 
 
 def empty_ends(plan: Plan, rows: int) -> Tensor:
     """Returns space for the ends of scores, or for their gradients."""
     return torch.empty(plan.batch, plan.heads, 2, rows, dtype=torch.float32, device=plan.kind.device)
-
-
-def beside(plan: Plan, table: Tensor) -> Tensor:
-    """Returns a table of vectors in the type of the products, its channels side by side."""
-    table = table if table.dtype == plan.dtype else table.to(plan.dtype)
-    return table if table.stride(2) == 1 else table.contiguous()
 
 
 def product_of(plan: Plan, kind: str, given: Sequence[Given]) -> "Product":
@@ -88,26 +85,39 @@ class Product:
         # A block whose rows all belong to one head has less to compute; where rows of the batch start at their own positions,
         # those of others lie elsewhere.
         alone = plan.flags["STARTS"] or all(4 * span >= 3 * self.rows for span in spans)
-        self.spans = [blocks(span, self.rows) * self.rows if alone else span for span in spans]
+        members = plan.pairs // max(owners for _, owners, _, _ in sides)
+        self.together = 1 if alone else min(TOGETHER, key=lambda count: self.places(members, count, spans))
+        self.spans = [self.span(span, self.together) for span in spans]
         dims = {
             **dict.fromkeys(("query", "key"), (plan.head_dim, plan.flags["WIDTH"])),
             "value": (plan.value_dim, plan.flags["VALUE_WIDTH"]),
         }
-        # Scores are made of what is hidden, too.
-        hides = kind != "scores"
+        # Scores are made of what is hidden, too, and folds take sums as they are.
+        hides = kind not in ("scores", "fold")
         self.flags = ProductFlags(
             tuple(SideFlags(name, *dims[name], owners == 1, ends, added) for name, owners, ends, added in sides),
-            self.rows, self.columns, alone, plan.flags["STARTS"], hides and plan.flags["MASK"], hides and plan.flags["PACKED"],
+            self.rows, self.columns, alone or kind == "fold", plan.flags["STARTS"],
+            hides and plan.flags["MASK"], hides and plan.flags["PACKED"],
         )  # fmt: skip
         self.numbers = (
             plan.heads, plan.pairs, plan.heads // plan.key_heads, plan.queries, plan.keys, plan.kind.query_start,
-            plan.first, plan.last, plan.band_first, plan.band_lags, plan.stretch,
-            *plan.columns("query"), *plan.columns("key"), *plan.columns("value"), *self.spans,
+            plan.first, plan.last, plan.band_first, plan.band_lags,
+            *plan.columns("query"), *plan.columns("key"), *plan.columns("value"), *self.spans, self.together,
         )  # fmt: skip
         # How many programs one table has at most, each with a block of rows of one residue.
         self.row_programs = ALIGNED * max(
-            owners * blocks(plan.pairs // owners * self.spans[name == "key"], self.rows) for name, owners, _, _ in sides
+            owners * self.places(plan.pairs // owners, self.together, [self.spans[name == "key"]]) // self.rows
+            for name, owners, _, _ in sides
         )
+
+    def span(self, rows: int, together: int) -> int:
+        """Returns how many rows of a residue are counted of a pair, some of which are taken together: whole blocks."""
+        depth = self.rows // together
+        return blocks(rows, depth) * depth
+
+    def places(self, members: int, together: int, spans: Sequence[int]) -> int:
+        """Returns how many rows of a residue blocks have room for, where some pairs are taken together."""
+        return blocks(members, together) * together * sum(self.span(span, together) for span in spans)
 
     def launch(
         self, kernel: Any, given: Sequence[Given], programs: int, sums: Sequence[Tensor | None], seen: Seen, *more: Any
@@ -129,9 +139,9 @@ def make_scores(plan: Plan, tables: Sequence[tuple[str, Tensor, Tensor]], seen: 
     """Returns by name the scores of x, [batch, heads, rows, dim], with tables, and their ends."""
     given = []
     for name, x, table in tables:
-        scores = empty_scores(plan, rows_of(plan, name), plan.dtype)
+        scores = empty_scores(plan, name, plan.dtype)
         ends = empty_ends(plan, rows_of(plan, name)) if plan.flags["FAR"] else None
-        given.append(Given(name, x, beside(plan, table), scores, ends))
+        given.append(Given(name, x, table, scores, ends))
     product = product_of(plan, "scores", given)
     # Passes look at whole tiles.
     reach = max(sum(tile[:2]) for tile in plan.tiles.values())
@@ -141,7 +151,6 @@ def make_scores(plan: Plan, tables: Sequence[tuple[str, Tensor, Tensor]], seen: 
 
 def add_row_gradients(plan: Plan, given: Sequence[Given], seen: Seen) -> None:
     """Adds to the gradients of the raw q and k, or writes to them, what gradients of scores and of their ends give."""
-    given = [of._replace(table=beside(plan, of.table)) for of in given]
     product = product_of(plan, "rows", given)
     product.launch(score_rows_kernel, given, product.row_programs, [None] * len(given), seen, plan.kind.scale)
 
@@ -166,5 +175,7 @@ def table_gradients(plan: Plan, given: Sequence[Given], seen: Seen, dtypes: Sequ
     ]
     fold = product_of(plan, "fold", found)
     programs = max(blocks(of.table.shape[1], fold.columns) * of.table.shape[0] for of in given)
-    fold.launch(fold_vectors_kernel, found, programs, sums, seen, shares, spots, plan.kind.scale)
+    # What it does not read has one type for all calls, so that it is not compiled anew.
+    places = seen._replace(key_mask=seen.seed, spans=seen.seed)
+    fold.launch(fold_vectors_kernel, found, programs, sums, places, shares, spots, plan.kind.scale)
     return {of.name: of.table for of in found}

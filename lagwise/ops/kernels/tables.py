@@ -18,6 +18,8 @@ from lagwise.ops.kernels.plan import Plan, blocks
 from lagwise.ops.lowering import Lowered
 
 COLUMNS = 256
+# Numbers of tables of vectors that a program copies.
+NUMBERS = 1024
 
 
 @triton.jit
@@ -82,6 +84,34 @@ def scalar_tables(plan: Plan, lowered: Lowered) -> list[Tensor]:
     )  # fmt: skip
     plan.launch("scalars", scalars_kernel, (blocks(plan.table_lags, COLUMNS), plan.heads), values)
     return [found]
+
+
+@triton.jit(do_not_specialize=["head_step", "lag_step", "channel_step", "lags", "channels", "count"])
+def vectors_kernel(table, out, head_step, lag_step, channel_step, lags, channels, count, NUMBERS: tl.constexpr):
+    """Copies some numbers of a table of vectors to where they lie side by side, in another type."""
+    number = (tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)).to(tl.int64)
+    lag, channel = number // channels % lags, number % channels
+    place = number // (lags * channels) * head_step + lag * lag_step + channel * channel_step
+    found = tl.load(table + place, mask=number < count, other=0.0)
+    tl.store(out + number, found.to(out.dtype.element_ty), mask=number < count)
+
+
+def is_copied(table: Tensor | None, dtype: torch.dtype) -> bool:
+    """Says whether a table of vectors is there that products cannot take: one of another type, or with channels apart."""
+    return table is not None and (table.dtype != dtype or table.stride(2) != 1)
+
+
+def vector_tables(plan: Plan, lowered: Lowered) -> list[Tensor]:
+    """Returns the tables of vectors that products cannot take as they are, in the type of these, channels side by side."""
+    found = []
+    for name in plan.vectors:
+        table: Tensor = getattr(lowered, name)
+        if is_copied(table, plan.dtype):
+            found.append(torch.empty(table.shape, dtype=plan.dtype, device=table.device))
+            numbers = (*table.stride(), *table.shape[1:], table.numel())
+            values = (table, found[-1], *numbers, NUMBERS)
+            plan.launch(("vectors", name), vectors_kernel, (blocks(table.numel(), NUMBERS),), values)
+    return found
 
 
 def steps(table: Tensor | None) -> tuple[int, int]:

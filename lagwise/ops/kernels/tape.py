@@ -2,7 +2,8 @@
 
 What a pass does depends on the kind of the call alone: which tensors it makes, which kernels it launches, in which order. Only
 where tensors are differs from call to call. So a replay makes the results, one piece of memory for all that lies between, and
-launches the kernels with the addresses filled in: the Python that decided all this does not run again.
+launches the kernels with the addresses filled in: the Python that decided all this does not run again. Tensors that were not
+there at the same time share places in this memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -39,6 +41,8 @@ class Where(NamedTuple):
     def tensor(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the tensor there."""
         base = tensors[self.slot]
+        if base.dtype == self.dtype:
+            return base.as_strided(self.shape, self.stride, base.storage_offset() + self.offset // base.itemsize)
         start = base.storage_offset() * base.itemsize + self.offset
         empty = torch.empty(0, dtype=self.dtype, device=base.device)
         return empty.set_(base.untyped_storage(), start // self.dtype.itemsize, self.shape, self.stride)
@@ -56,17 +60,17 @@ class Launch(NamedTuple):
         packed = () if runner.packed is None else runner.packed.places
         return cls(runner, places, [(field, where.slot, where.offset) for field, where in zip(packed, places, strict=False)])
 
-    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int) -> None:
-        """Launches it."""
+    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int | None) -> None:
+        """Launches it, on a stream unless somebody else decides that."""
         packed = self.runner.packed
-        if packed is None or somebody_watches():
+        if packed is None or stream is None:
             found = [where.tensor(tensors) for where in self.places]
             self.runner.launch([x.data_ptr() for x in found] if DIRECT.value else found)
             return
         fields = packed.fields.copy()
         for field, slot, offset in self.fields:
             fields[field] = addresses[slot] + offset
-        packed.send(fields, stream)
+        packed.form.send(fields, packed.size, stream)
 
 
 class Operation(NamedTuple):
@@ -77,18 +81,24 @@ class Operation(NamedTuple):
     options: dict[str, Any]
     made: list[int]
 
-    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int) -> None:
+    def replay(self, tensors: list[Tensor], addresses: list[int], stream: int | None) -> None:
         """Computes it."""
-        arguments, options = tree_map_only(Where, lambda x: x.tensor(tensors), (self.arguments, self.options), is_where)
-        leaves = tree_leaves(self.function(*arguments, **options))
-        for place in self.made:
-            tensors.append(leaves[place])
-            addresses.append(leaves[place].data_ptr())
+        arguments = [filled(x, tensors) for x in self.arguments]
+        options = {name: filled(x, tensors) for name, x in self.options.items()}
+        found = self.function(*arguments, **options)
+        if self.made:
+            leaves = [found] if isinstance(found, Tensor) else tree_leaves(found)
+            for place in self.made:
+                tensors.append(leaves[place])
+                addresses.append(leaves[place].data_ptr())
 
 
-def is_where(x: Any) -> bool:
-    """Says whether something is no tuple to look into."""
-    return isinstance(x, Where)
+def filled(x: Any, tensors: Sequence[Tensor]) -> Any:
+    """Returns an argument of an operation with its tensors, which may be in a list; torch's trees take longer."""
+    kind = type(x)
+    if kind is Where:
+        return x.tensor(tensors)
+    return [filled(each, tensors) for each in x] if kind is list else x
 
 
 class Tape(NamedTuple):
@@ -110,7 +120,8 @@ class Tape(NamedTuple):
         x = torch.empty(self.memory, dtype=torch.uint8, device=device) if self.memory else inputs[0]
         tensors.append(x)
         addresses.append(x.data_ptr())
-        stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+        ours = device.type == "cuda" and not somebody_watches()
+        stream = torch._C._cuda_getCurrentRawStream(device.index) if ours else None
         for step in self.steps:
             step.replay(tensors, addresses, stream)
         return [tensors[slot] if where is None else where.tensor(tensors) for slot, where in self.returned]
@@ -122,8 +133,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]):
         super().__init__()
         self.inputs = list(inputs)
-        self.owned: list[Tensor] = []  # held, so that none of them takes the place of another
-        self.computed: set[int] = set()  # the numbers of those that an operation made
+        self.owned: list[Owned] = []
+        self.computed: dict[int, Tensor] = {}  # those that an operation made, by their numbers: a replay holds them too
         self.steps: list[tuple[Any, ...]] = []
 
     def __enter__(self):
@@ -143,7 +154,7 @@ class Recorder(TorchDispatchMode):
         if func in EMPTY or func.is_view:
             found = func(*args, **options)
             if func in EMPTY:
-                self.owned.append(found)
+                self.own(found)
             return found
         spots = tree_map_only(Tensor, self.spot, (args, options))
         found = func(*args, **options)
@@ -153,28 +164,38 @@ class Recorder(TorchDispatchMode):
                 raise Unknown
             if not self.knows(x):
                 made.append(place)
-                self.computed.add(len(self.owned))
-                self.owned.append(x)
+                self.computed[len(self.owned)] = x
+                self.own(x)
         self.steps.append((func, *spots, made))
         return found
 
+    def own(self, x: Tensor) -> None:
+        """Writes down a new tensor, and which of those before it are no longer there."""
+        for each in self.owned:
+            if each.end is None and not each.is_there:
+                each.end = len(self.owned)
+        self.owned.append(Owned(x))
+
     def knows(self, x: Tensor) -> bool:
         """Says whether a tensor lies in one that was given or made."""
-        return any(x.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in (*self.inputs, *self.owned))
+        given, made = (each.untyped_storage() for each in self.inputs), (each.storage for each in self.owned if each.is_there)
+        return StorageWeakRef(x.untyped_storage()) in {*map(StorageWeakRef, given), *made}
 
     def spot(self, x: Tensor) -> "Spot":
         """Returns where a tensor lies, with its own number in place of a slot, which is not known before the end."""
         address, count = x.data_ptr(), len(self.inputs)
         for number, each in enumerate(self.inputs):
             if each.data_ptr() == address:
-                return Spot(number, 0, x)
+                return spot_of(number, 0, x)
         for number, each in enumerate(self.owned):
-            if 0 <= address - each.data_ptr() < each.nbytes:
-                return Spot(count + number, address - each.data_ptr(), x)
-        around = [number for number, each in enumerate(self.inputs) if 0 < address - each.data_ptr() < reach_of(each)]
+            if 0 <= address - each.address < each.nbytes and each.is_there:
+                return spot_of(count + number, address - each.address, x)
+        # Inputs at the same address are one, see `Tapes.run`.
+        around = {each.data_ptr(): number for number, each in enumerate(self.inputs) if holds(each, address)}
         if len(around) != 1:
             raise Unknown
-        return Spot(around[0], address - self.inputs[around[0]].data_ptr(), x)
+        ((start, number),) = around.items()
+        return spot_of(number, address - start, x)
 
     def tape(self, results: Sequence[Tensor]) -> Tape:
         """Returns the tape of a pass that has ended with some results."""
@@ -182,25 +203,24 @@ class Recorder(TorchDispatchMode):
         returned = [spot.number - count for spot in spots]
         if min(returned) < 0:
             raise Unknown
-        layouts, slots, memory = [], {}, 0
-        whole = {number: self.owned[number] for number in returned}
-        for spot, number in zip(spots, returned, strict=True):
-            if returned.count(number) == 1 and spot.x.nbytes == whole[number].nbytes and number not in self.computed:
-                whole[number] = spot.x
+        layouts, slots = [], {}
+        whole: dict[int, Tensor | Owned] = {number: self.owned[number] for number in returned}
+        for x, number in zip(results, returned, strict=True):
+            if returned.count(number) == 1 and x.nbytes == whole[number].nbytes and number not in self.computed:
+                whole[number] = x
         for number, x in whole.items():
             if number not in self.computed:
                 slots[number] = (count + len(layouts), 0)
                 layouts.append((x.shape, x.stride(), x.dtype))
         between = count + len(layouts)
-        for number, x in enumerate(self.owned):
-            if number not in slots and number not in self.computed:
-                slots[number] = (between, memory)
-                memory += -(-x.nbytes // APART) * APART
+        others = {number: x for number, x in enumerate(self.owned) if number not in slots and number not in self.computed}
+        places, memory = packed(others)
+        slots |= {number: (between, place) for number, place in places.items()}
         slots |= {number: (between + 1 + place, 0) for place, number in enumerate(sorted(self.computed))}
 
         def where(spot: Spot) -> Where:
             slot, start = (spot.number, 0) if spot.number < count else slots[spot.number - count]
-            return Where(slot, start + spot.offset, spot.x.shape, spot.x.stride(), spot.x.dtype)
+            return Where(slot, start + spot.offset, *spot[2:])
 
         steps: list[Launch | Operation] = []
         for step in self.steps:
@@ -210,18 +230,63 @@ class Recorder(TorchDispatchMode):
                 arguments, options = tree_map_only(Spot, where, step[1:3], is_spot)
                 steps.append(Operation(step[0], arguments, options, step[3]))
         found: list[tuple[int, Where | None]] = []
-        for spot, number in zip(spots, returned, strict=True):
-            all_of_it = spot.offset == 0 and same_layout(spot.x, whole[number])
+        for spot, number, x in zip(spots, returned, results, strict=True):
+            all_of_it = spot.offset == 0 and same_layout(x, whole[number])
             found.append((where(spot).slot, None if all_of_it else where(spot)))
         return Tape(layouts, memory, steps, found)
 
 
+class Owned:
+    """A tensor that a pass made, which is not held: when the pass lets go of it, others may have its place."""
+
+    def __init__(self, x: Tensor):
+        self.shape, self.dtype, self.nbytes, self.address = x.shape, x.dtype, x.nbytes, x.data_ptr()
+        self.strides, self.storage = x.stride(), StorageWeakRef(x.untyped_storage())
+        self.end: int | None = None  # the number of the first one that was made after it was let go of
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its memory is still its own."""
+        return not self.storage.expired()
+
+    def stride(self) -> tuple[int, ...]:
+        """Returns how far apart its axes are."""
+        return self.strides
+
+
+def packed(owned: dict[int, Owned]) -> tuple[dict[int, int], int]:
+    """Returns for tensors, by their numbers, places in one piece of memory, and its size.
+
+    Each gets the first place that has room beside those that are there when it is made.
+    """
+    places: dict[int, int] = {}
+    size = 0
+    for number, x in owned.items():
+        room = -(-x.nbytes // APART) * APART
+        beside = [(places[each], owned[each].nbytes) for each in places if (owned[each].end or number + 1) > number]
+        place = 0
+        for start, nbytes in sorted(beside):
+            if start - place >= room:
+                break
+            place = max(place, -(-(start + nbytes) // APART) * APART)
+        places[number] = place
+        size = max(size, place + room)
+    return places, size
+
+
 class Spot(NamedTuple):
-    """Where a tensor lies while a pass is recorded: in the tensor with a number, some bytes from its beginning."""
+    """Where a tensor lies while a pass is recorded: in the tensor with a number, some bytes from its beginning, and how."""
 
     number: int
     offset: int
-    x: Tensor
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def spot_of(number: int, offset: int, x: Tensor) -> Spot:
+    """Returns where a tensor lies, without holding it."""
+    return Spot(number, offset, x.shape, x.stride(), x.dtype)
 
 
 def is_spot(x: Any) -> bool:
@@ -229,14 +294,20 @@ def is_spot(x: Any) -> bool:
     return isinstance(x, Spot)
 
 
-def same_layout(x: Tensor, y: Tensor) -> bool:
+def same_layout(x: Tensor, y: Tensor | Owned) -> bool:
     """Says whether two tensors that begin together are the same."""
     return x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
 
 
-def reach_of(x: Tensor) -> int:
-    """Returns how many bytes lie between the first number of a tensor and the end of its last."""
-    return (1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))) * x.itemsize
+def holds(x: Tensor, address: int) -> bool:
+    """Says whether a number of a tensor is at an address: tensors that lie in each other do not share numbers."""
+    rest, beside = divmod(address - x.data_ptr(), x.itemsize)
+    if rest < 0 or beside:
+        return False
+    for step, size in sorted(zip(x.stride(), x.shape, strict=True), reverse=True):
+        if step:
+            rest -= min(rest // step, size - 1) * step
+    return rest == 0
 
 
 class Tapes:
@@ -245,15 +316,18 @@ class Tapes:
     def __init__(self):
         self.kept: dict[Any, Tape | None] = {}
 
+    def replayed(self, key: Any, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+        """Returns what the tape of a pass gives, if there is one."""
+        key, addresses = placed(key, inputs)
+        tape = self.kept.get(key)
+        return None if tape is None else tape.replay(inputs, addresses)
+
     def run(self, key: Any, inputs: Sequence[Tensor], compute: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Returns what `compute` does: by itself the first time, then from its tape.
 
         `compute` must depend on nothing but the key and on where the inputs are. Tensors without data are nowhere.
         """
-        addresses = [x.data_ptr() for x in inputs]
-        if len(set(addresses)) < len(addresses):
-            # Who is who among equal addresses is part of the kind.
-            key = (key, tuple(map(addresses.index, addresses)))
+        key, addresses = placed(key, inputs)
         tape = self.kept.get(key)
         if tape is not None:
             return tape.replay(inputs, addresses)
@@ -270,6 +344,14 @@ class Tapes:
             self.kept[key] = None
             return compute()
         return results
+
+
+def placed(key: Any, inputs: Sequence[Tensor]) -> tuple[Any, list[int]]:
+    """Returns the addresses of tensors, and a key that knows who is who among equal ones: that is part of the kind."""
+    addresses = [x.data_ptr() for x in inputs]
+    if len(set(addresses)) < len(addresses):
+        key = (key, tuple(map(addresses.index, addresses)))
+    return key, addresses
 
 
 MOST_TAPES = 32

@@ -33,12 +33,30 @@ EDGE = tl.constexpr(1)
 INNER = tl.constexpr(2)
 LATE_EDGE = tl.constexpr(3)
 FUTURE = tl.constexpr(4)
+# Past and future in one loop, for tables of scalars without slopes: there a tile needs to know its side for a number alone.
+FAR_SIDES = tl.constexpr(5)
+STRETCHES = tl.constexpr(6)
 
 
 @triton.constexpr_function
 def is_near(SIDE):
     """Says whether a stretch's tiles look up each pair's own lag."""
     return 0 < SIDE < 4
+
+
+@triton.constexpr_function
+def place_from_keys(SIDE):
+    """Returns which stretch of queries sees a block of keys so: those that see it in their future come first."""
+    return SIDE if SIDE == 5 else 4 - SIDE
+
+
+@triton.constexpr_function
+def is_taken(SIDE, flags):
+    """Says whether a call has a loop of its own over the tiles of a stretch."""
+    if SIDE == 2 or not flags.FAR:
+        return SIDE == 2
+    together = not (flags.SCORED or flags.SLOPES)
+    return SIDE == 5 if together else SIDE < 5 and (flags.SCORED or SIDE in (0, 4))
 
 
 @triton.jit
@@ -187,13 +205,6 @@ def at_lags(Table, lag, first):
 
 
 @triton.jit
-def home_of(offset):
-    """Returns where column 0 of scores begins in their aligned form: the first multiple of 8 that is at least `-offset`."""
-    # Written so that the compiler sees a multiple of 8.
-    return ((7 - offset) >> 3) * 8
-
-
-@triton.jit
 def floored(x):
     """Returns the last multiple of 8 that is at most x; the compiler sees it."""
     return (x >> 3) * 8
@@ -206,35 +217,49 @@ def raised(x):
 
 
 @triton.jit
-def score_pointers(Scores, row, partner, offset, stretch):
-    """Returns where scores lie of a tile [row, partner]: queries and keys, or for the scores of keys keys and queries.
-
-    Row r of scores has a number for each partner from `r + offset` on, rows are `stretch` apart, one more than a multiple of 8.
-    In a tile the entry of a pair is at `row * (stretch - 1) + partner`, so that rows of the tile are aligned.
-    """
-    return Scores + home_of(offset) + row[:, None] * (stretch // 8 * 8) + partner[None, :]
+def step_of(lags, partners):
+    """Returns how far apart rows of scores are in a tile: there is room for all eights of their columns, or of all partners."""
+    return floored(tl.minimum(lags + 16, partners + 7))
 
 
 @triton.jit
-def have_room(row, partner, offset, lags):
-    """Says which pairs of a tile [row, partner] have a place among the row's scores: all eights with one of its columns."""
-    begin, end = floored(row + offset)[:, None], raised(row + offset + lags)[:, None]
+def slab_of(rows, partners, lags):
+    """Returns how many numbers the scores of a head take."""
+    return (rows.to(tl.int64) - 1) * step_of(lags, partners) + raised(partners)
+
+
+@triton.jit
+def score_pointers(Scores, row, partner, partners, lags):
+    """Returns where scores lie of a tile [row, partner]: queries and keys, or for the scores of keys keys and queries.
+
+    The entry of a pair is at `row * step + partner`, with a step that is a multiple of 8: rows of the tile are aligned.
+    """
+    return Scores + row[:, None] * step_of(lags, partners) + partner[None, :]
+
+
+@triton.jit
+def have_room(row, partner, partners, offset, lags):
+    """Says which pairs of a tile [row, partner] have a place among the row's scores: all eights with one of its columns.
+
+    Row r has a column for each partner from `r + offset` on, as far as there are any.
+    """
+    begin, end = floored(row + offset)[:, None], tl.minimum(raised(row + offset + lags), raised(partners))[:, None]
     return (partner[None, :] >= begin) & (partner[None, :] < end)
 
 
 @triton.jit
-def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED: tl.constexpr, WITHIN: tl.constexpr):
+def add_scores(x, Scores, owner, owners, partner, partners, offset, lags, TURNED: tl.constexpr, WITHIN: tl.constexpr):
     """Adds scores to a tile [owner, partner], or TURNED [partner, owner]; beyond the columns it adds zero.
 
     In half precision they are added by a product with the identity: as operands they come from shared memory, turned or not, and
     their layout is not converted. WITHIN says that all pairs of the tile have a column.
     """
     if WITHIN:
-        found = tl.load(score_pointers(Scores, owner, partner, offset, stretch))
+        found = tl.load(score_pointers(Scores, owner, partner, partners, lags))
     else:
         row = tl.minimum(owner, owners - 1)
-        pointers = score_pointers(Scores, row, partner, offset, stretch)
-        found = tl.load(pointers, mask=have_room(row, partner, offset, lags), other=0.0)
+        pointers = score_pointers(Scores, row, partner, partners, lags)
+        found = tl.load(pointers, mask=have_room(row, partner, partners, offset, lags), other=0.0)
     if TURNED:
         found = tl.trans(found)
     if DIRECT and found.dtype != tl.float32:
@@ -246,14 +271,14 @@ def add_scores(x, Scores, owner, owners, partner, offset, lags, stretch, TURNED:
 
 
 @triton.jit
-def put_scores(Scores, x, owner, owners, partner, offset, lags, stretch, WITHIN: tl.constexpr):
+def put_scores(Scores, x, owner, owners, partner, partners, offset, lags, WITHIN: tl.constexpr):
     """Writes a tile [owner, partner] to scores, where they have room for it."""
-    pointers = score_pointers(Scores, owner, partner, offset, stretch)
+    pointers = score_pointers(Scores, owner, partner, partners, lags)
     found = x.to(Scores.dtype.element_ty)
     if WITHIN:
         tl.store(pointers, found)
     else:
-        tl.store(pointers, found, mask=have_room(owner, partner, offset, lags) & (owner < owners)[:, None])
+        tl.store(pointers, found, mask=have_room(owner, partner, partners, offset, lags) & (owner < owners)[:, None])
 
 
 @triton.jit
