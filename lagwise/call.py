@@ -116,6 +116,11 @@ def visible_keys(keys: int, lengths: Tensor | None, key_mask: Tensor | None) -> 
     return within if key_mask is None else key_mask & within
 
 
+def hides_last_keys(key_mask: Bool[Tensor, "batch keys"]) -> bool:
+    """Says whether a mask hides the last keys of each row alone, as lengths do; on a GPU it waits for the answer."""
+    return not bool((key_mask[:, 1:] & ~key_mask[:, :-1]).any())
+
+
 OPTIONS, LINEAR_OPTIONS = frozenset(Options.__annotations__), frozenset(LinearOptions.__annotations__)
 MASKS, WEIGHT_OPTIONS = frozenset(Masks.__annotations__), frozenset(WeightOptions.__annotations__)
 """The names of the options."""

@@ -20,7 +20,7 @@ from transformers.masking_utils import (
 )
 
 import lagwise.hf
-from lagwise.hf import Mask, interface, t5
+from lagwise.hf import Mask, interface, masks, t5
 from lagwise.hf.masks import Band, band_of
 
 T5_SIZES = dict(
@@ -409,6 +409,35 @@ def test_mpnet_loads_with_the_implementation_and_drops_weights(tmp_path, calls):
         loaded(ids, output_attentions=True)
     model.set_attn_implementation("sdpa")
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left", "both"])
+@pytest.mark.parametrize("make", [llama, mpnet])
+def test_padding_on_the_right_of_long_sequences_becomes_lengths(make, side, calls, monkeypatch):
+    monkeypatch.setattr(masks, "LONG", TOKENS)
+    model, ids, mask = make(), tokens(), padding(side)
+    seen = mask.bool()
+    assert_same(*with_each(model, lambda model: model(ids, attention_mask=mask)[0][seen].detach()))
+    loss = trained(lambda model: model(ids, attention_mask=mask)[0][seen].square().mean())
+    assert_same(*with_each(model, loss))
+    for _, options in calls:
+        assert (options["lengths"] is None) == (side != "right")
+        assert (options["key_mask"] is None) == (side in ("none", "right"))
+
+
+def test_short_sequences_and_keys_of_others_keep_their_mask(monkeypatch):
+    """Finding out costs short calls too much, and the far field takes lengths of a sequence's own keys alone."""
+    given = padding("right").bool()
+
+    def made(queries, keys, **options):
+        return interface.make_mask(ROWS, queries, keys, attention_mask=given, **options)
+
+    assert torch.equal(made(TOKENS, TOKENS).key_mask, given)
+    monkeypatch.setattr(masks, "LONG", TOKENS)
+    assert torch.equal(made(1, TOKENS).key_mask, given)
+    # What the mask does not tell about is hidden, and comes last.
+    for mask in (made(TOKENS, TOKENS), made(TOKENS + 3, TOKENS + 3, mask_function=bidirectional_mask_function)):
+        assert mask.key_mask is None and torch.equal(mask.lengths, given.sum(1))
 
 
 def test_a_mask_is_always_made():

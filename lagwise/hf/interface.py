@@ -79,6 +79,7 @@ def attention_forward(
         key_mask = query.new_ones(len(query), mask.keys, dtype=torch.bool) if key_mask is None else key_mask
     key_mask = None if key_mask is None else at_length(key_mask, keys)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    seen: dict[str, Any] = dict(key_mask=key_mask, lengths=mask.lengths)
     place: dict[str, Any] = dict(causal=mask.causal, window=mask.window, query_start=mask.query_start)
     # A layer with a table of its own was not converted.
     converted = position_bias is None
@@ -101,11 +102,11 @@ def attention_forward(
         )
     feature_map: FeatureMap | None = getattr(module, "lagwise_feature_map", None) if converted else None
     if feature_map is None:
-        out = attention(query, key, value, terms, key_mask=key_mask, scale=scale, dropout=dropout, seed=seed, **place)
+        out = attention(query, key, value, terms, scale=scale, dropout=dropout, seed=seed, **seen, **place)
     else:
         require_no_dropout(dropout)
         require_all_pairs(mask, queries, keys)
-        out = linear_attention(query, key, value, terms, feature_map=feature_map, key_mask=key_mask, scale=scale)
+        out = linear_attention(query, key, value, terms, feature_map=feature_map, scale=scale, **seen)
     return out.transpose(1, 2).contiguous(), None
 
 

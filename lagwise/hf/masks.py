@@ -9,8 +9,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers.masking_utils import causal_mask_function
 
+from lagwise.call import hides_last_keys
+
 NAME = "lagwise"
 """What transformers knows us by."""
+
+LONG = 4096
+"""From so many keys on, padding on the right becomes lengths: the far field takes these, and finding out is cheap beside it."""
 
 OTHERWISE = "load the model with attn_implementation='sdpa' or 'eager', or call its set_attn_implementation"
 
@@ -22,6 +27,7 @@ class Mask:
     Args:
         keys: The number of keys that it tells about; later ones do not exist yet.
         key_mask: Which keys may be attended to, all of them if None.
+        lengths: How many keys there are in each row, in place of a mask of keys.
         query_start: Position of the first query, counted from the first key.
         causal: Let queries see no later key.
         window: How many lags into the past and into the future a query may see.
@@ -29,6 +35,7 @@ class Mask:
 
     keys: int
     key_mask: Bool[Tensor, "batch keys"] | None = None
+    lengths: Int[Tensor, " batch"] | None = None
     query_start: int | Int[Tensor, ""] = 0
     causal: bool = False
     window: tuple[int, int] | None = None
@@ -67,9 +74,14 @@ def make_mask(
     # The difference is a tensor of its own, where the offset is one that the cache counts up in place.
     mask = Mask(kv_length, query_start=q_offset - kv_offset, causal=causal, window=window)
     # A graph that is compiled cannot depend on the values.
-    if attention_mask is None or (whole and not torch.compiler.is_compiling() and bool(attention_mask.all())):
+    known = not torch.compiler.is_compiling()
+    if attention_mask is None or (whole and known and bool(attention_mask.all())):
         return mask
-    return replace(mask, key_mask=at_length(attention_mask[:, kv_offset : kv_offset + kv_length], kv_length))
+    key_mask = at_length(attention_mask[:, kv_offset : kv_offset + kv_length], kv_length)
+    # A GPU has just been waited for, and is soon done with this.
+    if known and q_length == kv_length >= LONG and hides_last_keys(key_mask):
+        return replace(mask, lengths=key_mask.sum(1))
+    return replace(mask, key_mask=key_mask)
 
 
 def at_length(key_mask: Bool[Tensor, "batch given"], keys: int) -> Bool[Tensor, "batch keys"]:
