@@ -297,6 +297,17 @@ def test_a_plot_is_drawn_again_from_lines(tmp_path, monkeypatch):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_plot_shows_ratios_where_there_are_some(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda panel, x, y, **style: drawn.append((style["label"], x, y)) or [])
+    lines = [sweep_line("plain", time, training_ms=1.0, training_ratio=1.0, peak_bytes=1024 * time) for time in (128, 256)]
+    lines += [sweep_line("mine", 128, training_ms=2.0, training_ratio=None, peak_bytes=1024 * 128)]
+    lines += [sweep_line("mine", 256, training_ms=2.56, training_ratio=2.5, peak_bytes=1024 * 512)]
+    sweep_plot.draw_sweep(lines, tmp_path / "plot.png")
+    mine = [points for label, *points in drawn if label == "mine"]
+    assert mine == [[[128, 256], [15625.0, 10000.0]], [[256], [2.5]], [[128, 256], [1.0, 2.0]]]
+
+
 def test_a_plot_needs_lines_of_a_sweep(tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_text(json.dumps({"bench": "attention"}))

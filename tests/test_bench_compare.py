@@ -106,11 +106,28 @@ def test_the_command_shows_numbers_and_marks(compare):
         ["attention: t5", "B1 H2 T512 D8 graph", "plain", "training ms", "1", "1.1", "1.10", "1.00", "1.00", "1.00", ""],
         ["attention: t5", "B1 H2 T512 D8 graph", "lagwise", "training ms", "2", "3.3", "1.65", "2.00", "3.00", "1.50", "slower"],
     ]
-    assert "old: a machine, torch 2, commit abc, 2026-11-18" in result.output
-    assert "old.jsonl: attention: t5, B1 H2 T64 D8 graph, lagwise" in result.output
-    assert "new.jsonl: attention: at5, B1 H2 T512 D8 graph, lagwise" in result.output
-    assert "2 numbers compared: 0 faster, 1 slower by more than 5 %" in result.output
+    assert "old: a machine, torch 2, 2026-11-18, commit abc\n" in result.output
+    assert "only in old: attention, B1 H2 T64 D8 graph: t5 (lagwise)\n" in result.output
+    assert "only in new: attention, B1 H2 T512 D8 graph: at5 (lagwise)\n" in result.output
+    assert "ours: 1 numbers compared, 0 faster and 1 slower by more than 5 %\n" in result.output
+    assert "others: 1 numbers compared, 0 faster and 0 slower by more than 5 %\n" in result.output
     assert len(rows(compare(old, new, "--changed"))) == 1 and not rows(compare(old, new, "--changed", "--threshold", "60"))
+
+
+def test_lines_without_a_counterpart_are_told_by_shape(compare):
+    old = [line(name, encoding=each, kernels=1) for each in ("t5", "at5") for name in ("plain", "lagwise")]
+    new = [line(graph=False, kernels=1), line(time=64, kernels=1), line(time=32, error="out of memory")]
+    told = compare(old, new).output.splitlines()
+    assert "only in old: attention, B1 H2 T512 D8 graph: t5 / at5 (plain / lagwise)" in told
+    assert "only in new: attention, B1 H2 T512 D8: t5 (lagwise)" in told
+    assert "only in new: attention, B1 H2 T64 D8 graph: t5 (lagwise)" in told
+    assert "only in new: attention: t5, B1 H2 T32 D8 graph, lagwise: out of memory" in told
+    assert next(words for words in told if "CUDA graphs" in words).startswith("1 of these lines are in both files")
+
+
+def test_origins_are_told_once_for_a_machine_and_a_day():
+    lines = [{**MACHINE, "commit": commit} for commit in ("abc", "def", None, "abc")]
+    assert changes.origins(lines) == "a machine, torch 2, 2026-11-18, commit abc, def, unknown"
 
 
 def test_of_two_lines_for_the_same_the_last_counts(compare):

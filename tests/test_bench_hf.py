@@ -191,7 +191,9 @@ def test_the_baseline_is_ours_with_its_gradients():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_baseline_refuses_padding():
+@pytest.mark.parametrize("long", [4096, 1])
+def test_the_baseline_refuses_padding(long, monkeypatch):
+    monkeypatch.setattr("lagwise.hf.masks.LONG", long)
     model = written_out(relative("relative_key_query"))
     with pytest.raises(ValueError, match="knows no padding"):
         model(recipe.TOKENS, attention_mask=recipe.MASK)

@@ -1,13 +1,18 @@
 """Sequences that are not equally long: what the bench gives to each contender, and that all compute the same."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lagwise
 from lagwise.lab.bench import ragged, timing
 from lagwise.lab.bench import softmax as bench
-from lagwise.lab.bench.cases import Case
+from lagwise.lab.bench.cases import Case, save_records
+from lagwise.lab.bench.changes import compare_lines, labels_of, read_lines
+from lagwise.lab.cli.bench.screen import COLUMNS, add_rows
 
 CPU = torch.device("cpu")
 KINDS = ["lengths", "cu_seqlens"]
@@ -63,8 +68,28 @@ def test_on_a_gpu_the_vendors_kernel_is_what_ratios_are_taken_to():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_ragged_case_has_a_line_for_plain_and_for_ours(kind, monkeypatch):
+def test_a_ragged_case_has_a_line_for_plain_and_for_ours(kind, monkeypatch, tmp_path):
     monkeypatch.setattr(timing, "peak_memory", lambda function, device: 1)
-    records = bench.measure_attention(tiny(kind), device=CPU, dtype=torch.float32, repeats=1, deterministic=True)
+    case = replace(tiny(kind), goal=1.6)
+    records = bench.measure_attention(case, device=CPU, dtype=torch.float32, repeats=1, deterministic=True)
     assert [record["contender"] for record in records] == ["plain, one by one", "lagwise", "lagwise, deterministic"]
     assert all(record["training_ratio"] > 0 and record["ragged"] == kind for record in records), records
+    # Ratios are to the first line, and the goal is shown for ours alone.
+    assert records[0]["training_ratio"] == 1.0 and records[1]["impl"] == bench_choice(kind)
+    table = Table(*COLUMNS)
+    add_rows(table, records, words=case.words)
+    assert [*table.columns[COLUMNS.index("goal")].cells] == ["", "1.60", ""]
+    assert kind in next(iter(table.columns[1].cells)).split()
+    # The saved lines are compared with those of another run of the same kind.
+    save_records(records, tmp_path / "lines.jsonl")
+    lines = read_lines(tmp_path / "lines.jsonl")
+    found = compare_lines(lines, lines).changes
+    assert {change.what for change in found} == {"training ms", "forward ms"} and len(found) == 6
+    assert all(kind in labels_of(change.line)[1].split() and change.ratios is not None for change in found)
+
+
+def bench_choice(kind: str) -> str:
+    """Returns what `auto` takes for the tiny case."""
+    (q, k, v, _), lengths = ragged.make_ragged(tiny(kind), CPU, torch.float32)
+    encoding = lagwise.make("t5", heads=2, head_dim=8)
+    return lagwise.which_impl(q, k, v, encoding, **ragged.options_for(lengths, kind, CPU)).impl

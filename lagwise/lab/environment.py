@@ -3,6 +3,7 @@
 import platform
 import subprocess
 from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,20 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "triton": version_of("triton"),
         "lagwise": lagwise.__version__,
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
+
+
+def version_of(package: str) -> str | None:
+    """Returns the version of a package, or None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def processor() -> str:

@@ -168,7 +168,31 @@ def labels_of(line: Line) -> tuple[str, str, str]:
     return f"{line['bench']}: {words_of(line)}", shape_of(line), line["contender"]
 
 
+def groups_of(lines: Iterable[Line]) -> list[str]:
+    """Returns in words what some lines measure, one sentence for the cases of a shape that have the same contenders.
+
+    >>> groups_of({"bench": "attention", "encoding": name, "time": 8, "contender": "plain"} for name in ("t5", "alibi"))
+    ['attention, T8: t5 / alibi (plain)']
+    """
+    contenders: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        contenders.setdefault((f"{line['bench']}, {shape_of(line)}", words_of(line)), []).append(line["contender"])
+    cases: dict[tuple[str, str], list[str]] = {}
+    for (shape, words), names in contenders.items():
+        cases.setdefault((shape, " / ".join(names)), []).append(words)
+    return [f"{shape}: {' / '.join(words)} ({names})" for (shape, names), words in cases.items()]
+
+
+def otherwise_graphed(found: Comparison) -> int:
+    """Returns how many lines have a counterpart that differs from them in the use of CUDA graphs alone."""
+    old, new = ({identity({**line, "graph": False}) for line in lines} for lines in (found.old_only, found.new_only))
+    return len(old & new)
+
+
 def origins(lines: Iterable[dict[str, Any]]) -> str:
-    """Returns where lines were measured, and at which commits."""
-    facts = [f"{x.get('device')}, torch {x.get('torch')}, commit {x.get('commit')}, {x.get('date')}" for x in lines]
-    return "; ".join(dict.fromkeys(facts))
+    """Returns where lines were measured, when, and at which commits."""
+    commits: dict[str, list[str]] = {}
+    for line in lines:
+        place = f"{line.get('device')}, torch {line.get('torch')}, {line.get('date')}"
+        commits.setdefault(place, []).append(line.get("commit") or "unknown")
+    return "; ".join(f"{place}, commit {', '.join(dict.fromkeys(names))}" for place, names in commits.items())

@@ -187,7 +187,8 @@ def measure_model(
     held = {name: size_of([*model.parameters(), *model.buffers(), *batch.tensors]) for name, model in models.items()}
     numbers = numbers_of(case, batch, training, inference, held)
     for name in models:
-        facts[name] |= numbers.get(name, {}) | goals_met(case, name, numbers.get(name, {})) | versions()
+        facts[name] |= numbers.get(name, {}) | goals_met(case, name, numbers.get(name, {}))
+        facts[name]["transformers"] = metadata.version("transformers")
         if batch.labels is not None and "held_bytes" in facts[name]:
             # One copy; the loss and its gradient have one each too. It is the same for all, whatever their attention.
             logits = batch.labels.numel() * MODELS[case.model][1]["vocab_size"] * dtype.itemsize
@@ -325,7 +326,7 @@ class WrittenOut(nn.Module):
         self.layer = layer
 
     def forward(self, hidden_states: Tensor, attention_mask: Mask | None = None, **options: Any) -> tuple[Tensor, None]:
-        if attention_mask is not None and attention_mask.key_mask is not None:
+        if attention_mask is not None and not (attention_mask.key_mask is None and attention_mask.lengths is None):
             raise ValueError("attention_mask must be None, but hides keys: this baseline knows no padding")
         layer, heads = self.layer, self.layer.num_attention_heads
         q, k, v = (
@@ -413,9 +414,3 @@ def differences(name: str, found: Answer, other: str, expected: Answer, *, bound
 def size_of(tensors: list[Tensor]) -> int:
     """Returns the bytes of tensors."""
     return sum(x.numel() * x.element_size() for x in tensors)
-
-
-def versions() -> dict[str, str | None]:
-    """Returns the versions of what the numbers depend on beside torch; None where it is not installed."""
-    found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
-    return {"transformers": found["transformers"], "triton": found.get("triton")}

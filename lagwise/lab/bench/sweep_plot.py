@@ -1,4 +1,4 @@
-"""The plot of a sweep: time and memory of a training step against the length."""
+"""The plot of a sweep: time and memory of a training step against the length, beside attention without positions."""
 
 import json
 from pathlib import Path
@@ -23,6 +23,9 @@ STYLES: dict[str, dict[str, Any]] = {
     "published, conv": {"label": "conv-spe as published", "color": "0.3", "linestyle": ":", "marker": "+"},
 }
 
+RATIOS = (0.2, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+"""Where the axis of ratios has ticks."""
+
 
 def read_sweep(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a sweep from a file of JSON lines; of two for the same point, the later one."""
@@ -34,9 +37,9 @@ def read_sweep(path: Path) -> list[dict[str, Any]]:
 
 
 def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
-    """Draws the time and the memory of a training step per token against the length, a curve for each contender.
+    """Draws time, time by that without positions, and memory of a training step against the length, a curve for each contender.
 
-    Both are per token, because the number of tokens is not the same at all lengths.
+    Time and memory are per token, because the number of tokens is not the same at all lengths.
     """
     try:
         from matplotlib.figure import Figure
@@ -53,25 +56,28 @@ def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     # The legend's order is that of the curves at their right end.
     order = sorted(curves, key=lambda name: (curves[name][-1]["time"] < times[-1], curves[name][-1]["training_ms"]), reverse=True)
 
-    figure = Figure(figsize=(11, 5.4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    for panel, title, unit, number, scale in (
-        (panels[0], "Time of a training step", "nanoseconds per token", "training_ms", 1e6),
-        (panels[1], "Peak memory of a training step, inputs not counted", "KiB per token", "peak_bytes", 1 / 1024),
+    figure = Figure(figsize=(11, 8.6), layout="constrained")
+    (time, ratio), (memory, beside) = figure.subplots(2, 2)
+    for panel, title, unit, number in (
+        (time, "Time of a training step", "nanoseconds per token", nanoseconds),
+        (ratio, "The same, by the time without positions", "times", times_plain),
+        (memory, "Peak memory of a training step, inputs not counted", "KiB per token", kibibytes),
     ):
         for name in order:
-            points = [(line["time"], line[number] * scale / (line["batch"] * line["time"])) for line in curves[name]]
-            end = "" if points[-1][0] == times[-1] else f", up to T = {points[-1][0]:,}"
-            style = styles[name] | {"label": styles[name]["label"] + end}
-            panel.plot(*zip(*points, strict=True), linewidth=1.6, markersize=4.5, **style)
+            points = [(line["time"], found) for line in curves[name] if (found := number(line)) is not None]
+            panel.plot([x for x, _ in points], [y for _, y in points], linewidth=1.6, markersize=4.5, **styles[name])
         panel.set(title=title, xlabel="length T of the sequence, in tokens", ylabel=unit, xscale="log", yscale="log")
-        panel.set_xticks(times, [f"{time:,}" for time in times], rotation=40, ha="right")
+        panel.set_xticks(times, [f"{each:,}" for each in times], rotation=40, ha="right")
         panel.yaxis.set_major_formatter("{x:,.9g}")
         panel.minorticks_off()
         panel.grid(which="major", color="0.9")
         panel.spines[["top", "right"]].set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    lowest, highest = ratio.get_ylim()
+    shown = [tick for tick in RATIOS if lowest <= tick <= highest]
+    ratio.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    ends = {name: "" if (last := curves[name][-1]["time"]) == times[-1] else f", up to T = {last:,}" for name in order}
+    beside.axis("off")
+    beside.legend(time.get_lines(), [styles[name]["label"] + ends[name] for name in order], loc="center", frameon=False)
     last = measured[-1]
     graphs = [line["time"] for line in measured if line.get("graph")]
     how = f"; CUDA graphs up to T = {max(graphs):,}" if graphs else ""
@@ -83,3 +89,18 @@ def draw_sweep(lines: list[dict[str, Any]], path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def nanoseconds(line: dict[str, Any]) -> float:
+    """Returns the training time of a token."""
+    return 1e6 * line["training_ms"] / (line["batch"] * line["time"])
+
+
+def times_plain(line: dict[str, Any]) -> float | None:
+    """Returns the training time by that of attention without positions, if that was measured too."""
+    return line.get("training_ratio")
+
+
+def kibibytes(line: dict[str, Any]) -> float:
+    """Returns the memory of a token."""
+    return line["peak_bytes"] / 1024 / (line["batch"] * line["time"])

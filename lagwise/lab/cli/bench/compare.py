@@ -10,6 +10,7 @@ from lagwise.lab.cli.console import console, in_words, print_whole
 
 if TYPE_CHECKING:
     from lagwise.lab.bench.changes import Change
+    from lagwise.lab.json_files import Line
 
 COMPARE_COLUMNS = ["case", "shape", "contender", "what", "old", "new", "new/old", "old ratio", "new ratio", "new/old", ""]
 
@@ -29,7 +30,7 @@ def command(
 
     Numbers of the same case and contender stand side by side, with those of the plain contender of their own run divided out
     (the ratios). The ratios decide what is marked, and the times where there are none. Where a file has several lines for the
-    same case and contender, the last one counts.
+    same case and contender, the last one counts. What only one file has is named by its shape, its cases and its contenders.
     """
     from lagwise.lab.bench import changes as bench
 
@@ -37,28 +38,40 @@ def command(
     found = bench.compare_lines(before, after)
     share = threshold / 100.0
     for name, lines in (("old", before), ("new", after)):
-        console.print(f"{name}: {bench.origins(lines.values())}", highlight=False)
+        tell(f"{name}: {bench.origins(lines.values())}")
     table = Table(*COMPARE_COLUMNS)
     for change in found.changes:
         if not changed or change.verdict(share):
             table.add_row(*bench.labels_of(change.line), change.what, *cells(change), change.verdict(share))
     if table.rows:
         print_whole(table)
-    apart = {
-        "fails now": found.broken, "works now": found.mended, f"only in {old}": found.old_only, f"only in {new}": found.new_only,
-    }  # fmt: skip
-    for words, lines in apart.items():
+    for words, lines in (("fails now", found.broken), ("works now", found.mended)):
         for line in lines:
-            error = f": {line['error']}" if "error" in line else ""
-            console.print(f"{words}: {', '.join(bench.labels_of(line))}{error}", highlight=False, soft_wrap=True)
-    verdicts = [change.verdict(share) for change in found.changes]
-    console.print(
-        f"{len(verdicts)} numbers compared: {verdicts.count('faster')} faster, {verdicts.count('slower')} slower by more than "
-        f"{threshold:g} %",
-        highlight=False,
-    )
+            tell(f"{words}: {', '.join(bench.labels_of(line))}{error_of(line)}")
+    for name, lines in (("old", found.old_only), ("new", found.new_only)):
+        for group in bench.groups_of(line for line in lines if "error" not in line):
+            tell(f"only in {name}: {group}")
+        for line in lines:
+            if "error" in line:
+                tell(f"only in {name}: {', '.join(bench.labels_of(line))}{error_of(line)}")
+    if number := bench.otherwise_graphed(found):
+        tell(f"{number} of these lines are in both files, but in CUDA graphs in only one of them: their times are not compared")
+    for whose, ours in (("ours", True), ("others", False)):
+        verdicts = [change.verdict(share) for change in found.changes if bench.is_ours(change.line) == ours]
+        faster, slower = verdicts.count("faster"), verdicts.count("slower")
+        tell(f"{whose}: {len(verdicts)} numbers compared, {faster} faster and {slower} slower by more than {threshold:g} %")
     if strict and found.got_worse(share):
         raise typer.Exit(1)
+
+
+def tell(words: str) -> None:
+    """Prints a line as it is, however long."""
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def error_of(line: "Line") -> str:
+    """Returns the error of a line, if it has one."""
+    return f": {line['error']}" if "error" in line else ""
 
 
 def cells(change: "Change") -> list[str]:

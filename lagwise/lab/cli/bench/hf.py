@@ -1,5 +1,6 @@
 """`lagwise bench hf`."""
 
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,10 +45,10 @@ def command(
     has no relative positions. On a CPU the models are smaller: t5-small, t5-small-encoder, bert-small-m4.
 
     The contenders have the same random weights, are first checked to compute the same but for those two, and run in turns.
-    Training is a step
-    forward and backward without an optimizer, inference a forward pass; all tokens of a batch count, in T5 those of both sides.
-    The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to transformers 4 for BERT:
-    more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed say why.
+    Training is a step forward and backward without an optimizer, inference a forward pass; all tokens of a batch count, in T5
+    those of both sides. The peak is that of training, with weights, gradients and batch. A ratio is to "sdpa" for T5, and to
+    transformers 4 for BERT: more tokens and less memory are better. The goals hold for the shapes on a GPU. Lines that failed
+    say why.
     """
 
     try:
@@ -62,7 +63,7 @@ def command(
     for name in case or []:
         if name not in known:
             raise typer.BadParameter(f"no case {name!r} on {where.type}; there are {', '.join(known)}", param_hint="--case")
-    sheet = Sheet("hf", HF_COLUMNS, out, where, kind, beside=f", transformers {bench.versions()['transformers']}")
+    sheet = Sheet("hf", HF_COLUMNS, out, where, kind, beside=f", transformers {metadata.version('transformers')}")
     chosen = [each.at(batch, time) for each in of_shapes(cases, shape) if not case or each.model in case]
     for each, progress in count_cases(chosen, lambda each: f"{each.words}, {each.shape}"):
         records = bench.measure_model(

@@ -14,7 +14,7 @@ def command(
     file: Annotated[Path, typer.Argument(help="JSON lines of a --sweep of `lagwise bench`.", exists=True, dir_okay=False)],
     out: Annotated[Path | None, typer.Option(help="The picture; beside the lines unless given.")] = None,
 ) -> None:
-    """Draw time and memory against the length from the saved lines of a sweep.
+    """Draw time, time by that without positions, and memory against the length from the saved lines of a sweep.
 
         lagwise bench plot results/sweep-cpu-2026-01-31.jsonl
 
