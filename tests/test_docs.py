@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -288,11 +289,184 @@ def test_the_guide_has_every_word_of_torch():
         assert f"| `{word}" in page, word
 
 
-def test_tables_of_speed_are_made_of_lines():
+def test_every_table_of_speed_is_on_its_page():
     marks = re.findall(r"<!-- speed: (\S+) -->", (DOCS / "speed.md").read_text())
     assert sorted(marks) == sorted(speed_tables.TABLES)
     for mark in marks:
-        assert len(speed_tables.TABLES[mark]().splitlines()) > 4
+        table = speed_tables.TABLES[mark]()
+        assert table == speed_tables.NO_LINES or (len(table.splitlines()) > 4 and "Measured on " in table)
+
+
+MACHINE = {
+    "device": "a GPU", "dtype": "bfloat16", "torch": "2.11.0+cu130", "triton": "3.6.0", "commit": "abc", "date": "2026-11-18",
+}  # fmt: skip
+
+
+def speed_line(contender: str = "lagwise", *, encoding: str = "t5", time: int = 512, **numbers) -> dict:
+    """Returns a made-up line of attention."""
+    sizes = {"batch": 4, "heads": 16, "time": time, "head_dim": 64}
+    case = {"bench": "attention", "contender": contender, "encoding": encoding, "options": {}, "causal": False, **sizes}
+    return {**case, **MACHINE, **numbers}
+
+
+@pytest.fixture
+def save_lines(tmp_path, monkeypatch):
+    """Returns a function that saves lines under the name of a file, which are then all that there are."""
+    monkeypatch.setattr(speed_tables, "RESULTS", tmp_path)
+
+    def save(name: str, *lines: dict) -> None:
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return save
+
+
+def rows_of(table: str) -> list[str]:
+    """Returns the rows of a table below its head."""
+    return [line for line in table.splitlines() if line.startswith("|")][2:]
+
+
+def test_the_newest_lines_are_the_last_of_the_newest_file(save_lines):
+    assert speed_tables.newest("attention-cuda") == []
+    old, new = speed_line(training_ratio=3.0), speed_line(training_ratio=2.0)
+    save_lines("attention-cuda-2026-11-18", old, speed_line("plain"), new)
+    save_lines("attention-cuda-2026-11-15", speed_line(training_ratio=9.0), speed_line("FlexAttention"))
+    save_lines("linear-attention-cuda-2026-12-01", speed_line(training_ratio=9.0))
+    save_lines("attention-cuda-begun", speed_line(training_ratio=9.0))
+    assert speed_tables.newest("attention-cuda") == [new, speed_line("plain")]
+    # What the newest file does not have is taken from the one before.
+    assert speed_tables.newest("attention-cuda", lambda line: line["contender"] == "FlexAttention") == [
+        speed_line("FlexAttention")
+    ]
+    assert speed_tables.newest("attention-cuda", lambda line: line["contender"] == "dense bias") == []
+
+
+@pytest.mark.parametrize("mark", sorted(speed_tables.TABLES))
+def test_a_table_of_speed_without_lines_says_so(save_lines, mark):
+    assert speed_tables.TABLES[mark]() == speed_tables.NO_LINES
+
+
+def test_lines_of_speed_say_where_they_were_measured(save_lines):
+    save_lines("attention-cuda-2026-11-18")
+    assert speed_tables.origin([speed_line(), speed_line()]) == (
+        "Measured on a GPU in bfloat16 with PyTorch 2.11.0, Triton 3.6.0, on 2026-11-18, commit abc."
+    )
+    both = [speed_line(triton=None), speed_line(triton=None, commit=None, dtype="float32", transformers="5.17.0")]
+    assert speed_tables.origin(both) == (
+        "Measured on a GPU in bfloat16, float32 with PyTorch 2.11.0, transformers 5.17.0, on 2026-11-18, commit abc, unknown."
+    )
+    save_lines("host-cuda-2026-11-19")
+    assert speed_tables.origin([speed_line()]).endswith("commit abc. Older than the newest lines, which are of 2026-11-19.")
+
+
+@pytest.mark.parametrize(
+    "numbers, cell",
+    [
+        ({"training_ratio": 1.234, "goal": 1.3}, "**1.23** (1.3)"),
+        ({"training_ratio": 1.304, "goal": 1.3}, "1.30 (1.3)"),
+        ({"training_ratio": 1.2, "goal": None}, "1.20"),
+        ({"training_ratio": 1.2}, "1.20"),
+        ({"contender": "FlexAttention", "training_ratio": 1.2, "goal": 1.3}, "1.20"),
+        ({"training_ratio": None, "goal": 1.3}, ""),
+        ({"goal": 1.3, "error": "OutOfMemoryError: CUDA out of memory"}, "out of memory"),
+        ({"goal": 1.3, "error": "left out: a bias for each pair does not fit into memory"}, "does not fit"),
+        ({"goal": 1.3, "error": "left out: it takes too long"}, "left out"),
+        ({"goal": 1.3, "error": "RuntimeError: no"}, "failed"),
+    ],
+)
+def test_numbers_of_speed_stand_beside_their_goals(numbers, cell):
+    assert speed_tables.ratio_and_goal({"contender": "lagwise", **numbers}) == cell
+
+
+def test_shapes_stand_side_by_side_and_wide_tables_apart(save_lines):
+    early, whole = {"max_lag": 128}, {"max_lag": 512}
+    save_lines(
+        "attention-cuda-2026-11-18",
+        speed_line(time=8192, training_ratio=1.5, graph=True),
+        speed_line("plain flash", training_ratio=1.6),
+        speed_line(training_ratio=2.0, goal=2.1),
+        *(speed_line(encoding="huang4", time=time, options=early, training_ratio=4.0) for time in (128, 512)),
+        speed_line(encoding="huang4", options=whole, training_ratio=9.0, memory_ratio=2.5, memory_goal=2.0),
+        speed_line(encoding="kerple", error="RuntimeError: no"),
+        speed_line(eager=True, training_ratio=3.0, training_ms=0.5, forward_ratio=2.0, goal=1.8),
+        *(speed_line(ragged=kind, training_ratio=1.5, goal=1.6) for kind in ("lengths", "cu_seqlens")),
+    )
+    by_shape = speed_tables.TABLES["by-shape"]()
+    assert by_shape.splitlines()[0] == "|  | B4 H16 T128 D64 | B4 H16 T512 D64 | B4 H16 T8192 D64 graph |"
+    assert rows_of(by_shape) == [
+        "| `huang4`, max_lag=128 | 4.00 | 4.00 |  |",
+        "| `t5` |  | **2.00** (2.1) | 1.50 |",
+        "| no positions, FlashAttention |  | 1.60 |  |",
+    ]
+    assert rows_of(speed_tables.TABLES["full-width"]()) == [
+        "| `huang4`, max_lag=T, B4 H16 T512 D64 | 9.00 | 2.50 (2) |",
+        "| `kerple`, B4 H16 T512 D64 | failed | failed |",
+    ]
+    assert rows_of(speed_tables.TABLES["eager"]()) == ["| `t5`, B4 H16 T512 D64 | 3.00 (1.8) | 0.50 | 2.00 |"]
+    assert rows_of(speed_tables.TABLES["ragged"]()) == [
+        "| `t5`, `lengths` | **1.50** (1.6) |",
+        "| `t5`, `cu_seqlens` | **1.50** (1.6) |",
+    ]
+
+
+def test_types_of_numbers_have_columns_of_their_own(save_lines):
+    goals = {"training_goal_ms": 0.45, "forward_goal_ms": 0.15, "kernels_goal": 12}
+    calls = [
+        speed_line("sdpa", bench="host", training_ms=0.1, forward_ms=0.05, kernels=3),
+        speed_line("lagwise, t5", bench="host", training_ms=0.5, forward_ms=0.1, kernels=7, **goals),
+    ]
+    starts = {"bench": "first call", "first_kernels": 7, "second_s": 0.4, "second_kernels": 0}
+    firsts = [
+        speed_line("lagwise, t5", **starts, first_s=2.5, first_goal_s=5.0),
+        speed_line("lagwise, t5", **starts, first_s=12.0, first_goal_s=10.0, dtype="float32"),
+    ]
+    save_lines("host-cuda-2026-11-18", *calls, *firsts)
+    assert rows_of(speed_tables.TABLES["host"]()) == [
+        "| torch's sdpa | 0.10 | 0.05 | 3 |",
+        "| `t5` | 0.50 (0.45) | **0.10** (0.15) | **7** (12) |",
+    ]
+    expected = ["| `t5` | **2.5** (5) | 7 | 0.4 | 0 | 12.0 (10) | 7 | 0.4 | 0 |"]
+    assert rows_of(speed_tables.TABLES["first-call"]()) == expected
+    # The bench saves first calls in a file of their own.
+    save_lines("host-cuda-2026-11-18", *calls)
+    save_lines("first-call-cuda-2026-11-18", *firsts)
+    assert rows_of(speed_tables.TABLES["first-call"]()) == expected
+
+
+def test_compiled_models_keep_what_was_measured_before_an_error(save_lines):
+    line = speed_line("lagwise, t5", bench="compiled", step_ms=24.0, layer_ms=2.0, step_ratio=1.2, graphs=1, graph_breaks=0)
+    save_lines(
+        "compiled-cuda-2026-11-18", {**line, "mode": "compile", "recompiles": 1}, {**line, "mode": "dynamic", "error": "no"}
+    )
+    assert rows_of(speed_tables.TABLES["compiled"]()) == [
+        "| compile, `t5` | 24.0 | 2.00 | 1.20 | 1 | 0 | 1 |",
+        "| dynamic, `t5` | 24.0 | 2.00 | 1.20 | 1 | 0 | failed |",
+    ]
+
+
+def test_t5_stands_beside_no_positions_and_torch(save_lines):
+    case = {"bench": "hf", "model": "t5-base", "dropout": 0.0, **MACHINE}
+    small, large = {"batch": 16, "time": 512, "floor_goal": 1.15}, {"batch": 2, "time": 4096, "goal": 3.0, "memory_goal": 0.5}
+    save_lines(
+        "hf-cuda-2026-11-18",
+        {**case, **large, "contender": "sdpa", "error": "OutOfMemoryError: no"},
+        {**case, **large, "contender": "lagwise", "floor_ratio": 1.2, "training_speedup": 4.0, "memory_ratio": 0.6},
+        {**case, **small, "contender": "sdpa", "floor_ratio": 2.0},
+        {**case, **small, "contender": "lagwise", "floor_ratio": 1.1, "training_speedup": 1.8, "memory_ratio": 0.6},
+        {**case, **small, "contender": "no positions", "training_ms": 54.0, "floor_ratio": 1.0},
+    )
+    assert rows_of(speed_tables.TABLES["t5"]()) == [
+        "| t5-base, B16 T512 | 54 | **1.10** (1.15) | 2.00 | 1.80 | 0.60 |",
+        "| t5-base, B2 T4096 |  | 1.20 | out of memory | **4.00** (3) | 0.60 (0.5) |",
+    ]
+    assert speed_tables.speed_of_t5().endswith(" as with `sdpa`: 1.8 at 512, 4.0 at 4,096 tokens.")
+
+
+def test_the_speed_of_an_encoder_is_that_of_its_lines():
+    lines = speed_tables.newest("hf-cuda", lambda line: line["model"] == "t5-base-encoder")
+    speeds = {(line["contender"], line["dropout"]): line.get("training_tokens_per_s") for line in lines}
+    guide = " ".join((DOCS / "guides" / "hugging-face.md").read_text().split())
+    for contender, dropout in (("sdpa", 0.0), ("eager", 0.1)):
+        assert f"{speeds['lagwise', dropout] / speeds[contender, dropout]:.1f} times as fast as with `{contender}`" in guide
 
 
 def test_kernels_and_constants_that_are_named_exist():

@@ -1,11 +1,13 @@
 """The README: short, its examples run, its links lead somewhere, and its speeds are those of results/."""
 
 import contextlib
+import importlib
 import io
 import json
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 PROSE = re.sub(r"```.*?```|<!--.*?-->", "", README, flags=re.DOTALL)
 LINES = PROSE.splitlines()
 TABLES = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("|")]
-CONTENDERS = ("lagwise", "FlexAttention", "dense bias")
+
+sys.path.insert(0, str(ROOT / "tools"))
+speed_tables = importlib.import_module("speed_tables")
 
 
 def words(text: str) -> list[str]:
@@ -85,29 +89,22 @@ def test_links_lead_somewhere(target):
     assert target.startswith("https:") or (ROOT / target).exists()
 
 
-def lines_of(name: str) -> list[dict]:
-    return [json.loads(line) for line in (ROOT / "results" / f"{name}-cuda-2026-11-15.jsonl").read_text().splitlines()]
+def test_speeds_are_those_of_the_newest_lines():
+    (shown,) = re.findall(r"<!-- speed -->\n(.*)\n<!-- end of speed -->", README, flags=re.DOTALL)
+    assert shown == speed_tables.readme(), "`python tools/speed_tables.py` writes them anew"
 
 
-def measured(encoding: str, time: int, contender: str, commit: str) -> list[str]:
-    """Returns the training ratios of a case at a commit, as they are written here."""
-    case = {"encoding": encoding, "time": time, "contender": contender, "commit": commit}
-    lines = [line for line in lines_of("attention") if case.items() <= line.items()]
-    return [f"{line['training_ratio']:.2f}" if "training_ratio" in line else "does not fit" for line in lines]
-
-
-def test_speeds_are_those_of_the_lines_and_a_row_is_of_one_run():
-    rows = [row for row in TABLES if re.match(r"[\d,]+$", row[1])]
-    commits = {line["commit"] for line in lines_of("attention")}
-    assert len(rows) == 6
-    for name, time, *cells in rows:
-        case = name.split("`")[1], int(time.replace(",", ""))
-        given = [(contender, cell) for contender, cell in zip(CONTENDERS, cells, strict=True) if cell]
-        assert any(all(cell in measured(*case, contender, commit) for contender, cell in given) for commit in commits), name
-
-
-def test_the_speed_of_t5_is_that_of_its_lines():
-    case = {"model": "t5-base-encoder", "time": 4096, "dropout": 0.0}
-    speeds = {line["contender"]: line.get("training_tokens_per_s") for line in lines_of("hf") if case.items() <= line.items()}
-    for contender in ("sdpa", "eager"):
-        assert f"{speeds['lagwise'] / speeds[contender]:.1f} times as fast as with `{contender}`" in README
+def test_columns_of_speed_are_of_the_newest_files_that_have_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(speed_tables, "RESULTS", tmp_path)
+    case = {"bench": "attention", "encoding": "t5", "options": {}, "causal": False, "head_dim": 64, "time": 512}
+    facts = {"device": "a GPU", "dtype": "bfloat16", "torch": "2.11.0", "commit": None}
+    older = {**case, **facts, "date": "2026-11-15"}
+    newer = {**case, **facts, "date": "2026-11-18", "contender": "lagwise"}
+    for day, lines in {
+        "2026-11-15": [{**older, "contender": name, "training_ratio": 4.0} for name in ("lagwise", "FlexAttention")],
+        "2026-11-18": [{**newer, "training_ratio": 1.5}, {**newer, "training_ratio": 9.0, "eager": True}],
+    }.items():
+        (tmp_path / f"attention-cuda-{day}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    shown = speed_tables.readme().splitlines()
+    assert shown[2:4] == ["| `t5` | 512 | 1.50 | 4.00 |  |", "| `t5` | 32,768 |  |  |  |"]
+    assert "on 2026-11-18, commit unknown. The other columns are of 2026-11-15." in shown[-2]
