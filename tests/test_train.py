@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from typer.testing import CliRunner
 
 from lagwise.extras import install_command
@@ -407,7 +409,12 @@ def start(*words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-    output, _ = process.communicate(timeout=300)
+    try:
+        output, _ = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        # Asked, not killed: a launcher takes its processes with it.
+        process.terminate()
+        raise AssertionError(f"not done after five minutes: {process.communicate()[0]}") from None
     assert process.returncode == 0, output
 
 
@@ -447,6 +454,21 @@ def test_two_processes_compute_what_one_does(tmp_path):
     assert two.result["test"] == pytest.approx(one.result["test"], rel=1e-3)
     # Two sum in another order, which shows that there were two.
     assert losses(two.folder) != losses(one.folder)
+
+
+def test_nothing_holds_the_model_when_the_group_of_processes_ends(tmp_path, monkeypatch):
+    """A wrapped model that is the last owner of its group waits for ever for the group's thread, now and then."""
+    sessions, held = [], []
+
+    class Watched(Session):
+        def __init__(self, *given):
+            super().__init__(*given)
+            sessions.append(weakref.ref(self))
+
+    monkeypatch.setattr("lagwise.lab.run.Session", Watched)
+    monkeypatch.setattr(Accelerator, "end_training", lambda own: held.append((sessions[0](), own._models, own._optimizers)))
+    train(small_config("t5", steps=1), tmp_path / "run", CPU)
+    assert held == [(None, [], [])]
 
 
 def test_the_command_line_from_training_to_evaluation(tmp_path):

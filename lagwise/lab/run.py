@@ -58,8 +58,8 @@ def train(
         if session.accelerator.is_main_process:
             result["curves"] = curves_at(session, model, result["lengths"])
             run.finish(result, learned_priors(model, session.task.length))
-        # The group waits for a thread of its own, which may wait for Python. It lets Python go on if the group is the last to own
-        # itself, but not if a wrapped model does.
+        # A group of processes that ends waits for its thread, which may wait for Python's lock. The group gives the lock up
+        # meanwhile; a wrapped model that is its last owner does not.
         accelerator = session.accelerator
         del session
         accelerator.free_memory()
