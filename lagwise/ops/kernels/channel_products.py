@@ -25,6 +25,7 @@ from lagwise.ops.kernels.lanes import (
     joined,
     load_pair,
     load_words,
+    store_numbers,
     store_words,
     word_of,
 )
@@ -287,27 +288,31 @@ def key_factors(Dscores, owner, begin, end, partner, row_step, t):
     return words
 
 
-@triton.jit
-def add_column(sums, a, b, factors, g, STEP: tl.constexpr, COLUMN: tl.constexpr, kind: tl.constexpr):
-    """Adds products of words, [2 slots, 8 channels], times the slots' factors to a column of sums, [16 columns, 64 channels].
+@triton.constexpr_function
+def column_of(step, shift):
+    """Returns which of 16 columns words of two slots at a step meet at a shift; -1 if none."""
+    return step + shift if 0 <= step + shift < 16 else -1
 
-    Factors are [8 columns' halves, 2 slots, 4 steps of two]. A column that there is not gets nothing.
+
+@triton.jit
+def column_factors(factors, g, STEP: tl.constexpr, COLUMN: tl.constexpr):
+    """Returns two slots' factors, zero but for a column; `factors` are [8 columns' halves, 2 slots, 4 steps of two]."""
+    place: tl.constexpr = 8 * (COLUMN // 8) + STEP // 2
+    return tl.where(g == COLUMN % 8, factors[place], 0), tl.where(g == COLUMN % 8, factors[place + 4], 0)
+
+
+@triton.jit
+def add_column(sums, a, b, factors, kind: tl.constexpr):
+    """Adds products of words, [2 slots, 8 channels], and two slots' factors to sums, [8 columns, 64 channels].
+
+    Nothing but a type is compiled in, so that Triton reads this once for all columns: it takes longer to read than to compile.
     """
-    if COLUMN >= 0 and COLUMN < 16:
-        place: tl.constexpr = 8 * (COLUMN // 8) + STEP // 2
-        operand = tl.where(g == COLUMN % 8, factors[place], 0), tl.where(g == COLUMN % 8, factors[place + 4], 0)
-        changed = ()
-        for pair in tl.static_range(4):
-            x = a[2 * pair], a[2 * pair + 1], a[8 + 2 * pair], a[8 + 2 * pair + 1]
-            y = b[2 * pair], b[2 * pair + 1], b[8 + 2 * pair], b[8 + 2 * pair + 1]
-            d = sums[16 * (COLUMN // 8) + 4 * pair : 16 * (COLUMN // 8) + 4 * pair + 4]
-            changed += add_product(d, x, y, operand, kind)
-        if COLUMN < 8:
-            return changed + sums[16:]
-        else:
-            return sums[:16] + changed
-    else:
-        return sums
+    changed = ()
+    for pair in tl.static_range(4):
+        x = a[2 * pair], a[2 * pair + 1], a[8 + 2 * pair], a[8 + 2 * pair + 1]
+        y = b[2 * pair], b[2 * pair + 1], b[8 + 2 * pair], b[8 + 2 * pair + 1]
+        changed += add_product(sums[4 * pair : 4 * pair + 4], x, y, factors, kind)
+    return changed
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -348,7 +353,7 @@ def word_rows_kernel(
     _begin, upper = reach_of(batch, last_row, owners, seen, low, high, count, keys, start, KEY, flags)
     lower, upper = floored(lower), tl.where(first_row < owners, upper, 0)
     nearest = first_row - start - band_first if KEY else first_row + start + band_first
-    sums = (tl.zeros([LANES], tl.float32),) * 32
+    early, late = (tl.zeros([LANES], tl.float32),) * 16, (tl.zeros([LANES], tl.float32),) * 16
     for turn in range(0, tl.max(tl.cdiv(upper - lower, 8 * SPAN), 0)):
         # A warp that is done looks at partners that are there, and counts none.
         ahead = lower + 8 * SPAN * turn
@@ -376,13 +381,18 @@ def word_rows_kernel(
                 gains += load_words(Gains + lag * (SLICES * 128), lag == lag)
                 gains += load_words(Gains + lag * (SLICES * 128) + 64, lag == lag)
             for step in tl.static_range(0, SPAN, 2):
-                given = partners[8 * step : 8 * step + 16]
-                sums = add_column(sums, gains, given, factors, g, step, SHIFT + step if KEY else step - SHIFT, kind)
+                if column_of(step, SHIFT if KEY else -SHIFT) >= 0:
+                    given = partners[8 * step : 8 * step + 16]
+                    operand = column_factors(factors, g, step, column_of(step, SHIFT if KEY else -SHIFT))
+                    if column_of(step, SHIFT if KEY else -SHIFT) < 8:
+                        early = add_column(early, gains, given, operand, kind)
+                    else:
+                        late = add_column(late, gains, given, operand, kind)
     Dx = head_of(dx, batch, head)
     for half in tl.static_range(2):
         for odd in tl.static_range(2):
             changed = first_row + 8 * half + 2 * t + odd
-            add_row(Dx, changed, changed < owners, dx.time, channel, sums[16 * half :], odd, scale, dim)
+            add_row(Dx, changed, changed < owners, dx.time, channel, late if half else early, odd, scale, dim)
 
 
 @triton.jit
@@ -458,7 +468,7 @@ def word_gain_kernel(
         end = tl.minimum(row_blocks, tl.cdiv(tl.maximum(keys - query_start - lag, 0), SPAN))
     if (lag > high) | (lag + GAIN_LAGS <= low):
         end = begin
-    sums = (tl.zeros([32], tl.float32),) * 32
+    early, late = (tl.zeros([32], tl.float32),) * 16, (tl.zeros([32], tl.float32),) * 16
     # Each turn has the next queries of the same rows of the batch, where these come by eights: keys are in the cache.
     period = tl.where(batch % 8 == 0, batch, 8)
     columns = period // 8
@@ -502,13 +512,21 @@ def word_gain_kernel(
             k_words = paired(before[0], a) + paired(before[1], b)
             before = a, b
             for step in tl.static_range(0, SPAN, 2):
-                given = q_words[8 * step : 8 * step + 16]
-                sums = add_column(sums, given, k_words, factors, g, step, SHIFT - step, kind)
+                if column_of(-step, SHIFT) >= 0:
+                    given = q_words[8 * step : 8 * step + 16]
+                    operand = column_factors(factors, g, step, column_of(-step, SHIFT))
+                    if column_of(-step, SHIFT) < 8:
+                        early = add_column(early, given, k_words, operand, kind)
+                    else:
+                        late = add_column(late, given, k_words, operand, kind)
     share = dgain + ((head.to(tl.int64) * chunks + chunk) * band_lags + lag_block * GAIN_LAGS) * dim
     for half in tl.static_range(2):
         for odd in tl.static_range(2):
             step = 8 * half + 2 * t + odd
             there = (lag_block * GAIN_LAGS + step < band_lags) & (channel < dim)
-            for place in tl.static_range(8):
-                found = sums[16 * half + 4 * (place // 2) + 2 * (place % 2) + odd] * scale
-                tl.store(share + step * dim + channel + place, found, mask=there)
+            found = late if half else early
+            for place in tl.static_range(0, 8, 4):
+                numbers = ()
+                for pair in tl.static_range(place // 2, place // 2 + 2):
+                    numbers += (found[4 * pair + odd] * scale, found[4 * pair + 2 + odd] * scale)
+                store_numbers(share + step * dim + channel + place, numbers, there)

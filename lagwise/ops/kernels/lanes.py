@@ -34,6 +34,12 @@ STORE_WORDS = tl.constexpr("""{
     mov.b32 $0, 0;
     @there st.global.v4.b32 [$1], {$2, $3, $4, $5};
 }""")
+STORE_NUMBERS = tl.constexpr("""{
+    .reg .pred there;
+    setp.ne.b32 there, $6, 0;
+    mov.b32 $0, 0;
+    @there st.global.v4.f32 [$1], {$2, $3, $4, $5};
+}""")
 LOAD_PAIR = tl.constexpr("""{
     .reg .pred there, other;
     .reg .b16 low, high;
@@ -182,3 +188,16 @@ def store_words(pointers, words, there):
         for place in tl.static_range(4):
             tl.store(pointers + 2 * place, words[place].to(tl.int16).to(kind, bitcast=True), mask=there)
             tl.store(pointers + 2 * place + 1, (words[place] >> 16).to(tl.int16).to(kind, bitcast=True), mask=there)
+
+
+@triton.jit
+def store_numbers(pointers, numbers, there):
+    """Stores four numbers of float32 to each aligned address."""
+    if DIRECT:
+        tl.inline_asm_elementwise(
+            STORE_NUMBERS, "=r,l,f,f,f,f,r",
+            [pointers.to(tl.int64), numbers[0], numbers[1], numbers[2], numbers[3], there.to(tl.int32)], tl.int32, False, 1,
+        )  # fmt: skip
+    else:
+        for place in tl.static_range(4):
+            tl.store(pointers + place, numbers[place], mask=there)
