@@ -125,7 +125,7 @@ class Passes:
         elif plan.scored:
             self.delta = delta_of(given.dout, given.out, given.dlse) if given.delta is None else given.delta
         else:
-            self.delta = torch.empty_like(given.lse)
+            self.delta = given.lse.new_empty(given.lse.shape)
         self.site = (learned, given.dlse is not None, dtype, *places_of(given, far))
         self.found: dict[str, Tensor] = {}
         whole = plan.only is None

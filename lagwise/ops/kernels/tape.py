@@ -137,6 +137,11 @@ class Recorder(TorchDispatchMode):
         self.computed: dict[int, Tensor] = {}  # those that an operation made, by their numbers: a replay holds them too
         self.steps: list[tuple[Any, ...]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Torch would import its compiler, which takes seconds, to keep it out of a mode. It keeps out of modes by itself.
+        return False
+
     def __enter__(self):
         listen(self.launched)
         return super().__enter__()
