@@ -3,6 +3,7 @@
 python tests/kernel_variants.py count           variants of each kernel for typical calls, as JSON
 python tests/kernel_variants.py compile         compiles the kernels of a small call for an H100, twice: made and found
 python tests/kernel_variants.py call NAME       what passes of an encoding compile, load and launch, where the driver does nothing
+python tests/kernel_variants.py imports NAME    which slow packages are there after the first pass of an encoding
 python tests/kernel_variants.py fail KERNEL     what passes raise where one of their kernels cannot be compiled
 """
 
@@ -175,6 +176,14 @@ def call_again(name: str) -> list[dict[str, Any]]:
     return told
 
 
+def imports(name: str) -> list[str]:
+    """Returns which packages are there after a forward pass; two of them take a second to import, and it has no use for them."""
+    pretend()
+    found = []
+    step(name, 128, lambda: found.append(sorted({"torch", "torch._dynamo", "sympy"} & {*sys.modules})))
+    return found[0]
+
+
 def fail(name: str) -> list[str]:
     """Takes two steps where a kernel cannot be compiled, and returns what they say; no rehearsal is left behind."""
     pretend()
@@ -196,5 +205,5 @@ def fail(name: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    programs = {"count": count, "compile": compile_twice, "call": call_again, "fail": fail}
+    programs = {"count": count, "compile": compile_twice, "call": call_again, "imports": imports, "fail": fail}
     print(json.dumps(programs[sys.argv[1]](*sys.argv[2:])))

@@ -1,5 +1,6 @@
 """The first call: a rehearsal notes what the call launches, all of it is compiled at once, and variants are few."""
 
+import gc
 import json
 import os
 import subprocess
@@ -211,6 +212,25 @@ def test_a_kernel_that_another_thread_compiles_is_waited_for():
         ahead.compiled_kernel(Kernel(FutureKernel(lambda compiled: None, failed)), (), 4, 1)
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_kernels_with_more_arguments_come_first_and_python_is_left_as_it_was(collects):
+    class Told:
+        def warmup(self, *values, **options):
+            seen.append((len(values), gc.isenabled(), sys.getswitchinterval()))
+            if len(values) == 1:
+                raise RuntimeError("no")
+
+    seen, before = [], (gc.isenabled(), sys.getswitchinterval())
+    try:
+        (gc.enable if collects else gc.disable)()
+        with pytest.raises(RuntimeError, match="no"):
+            ahead.compile_all([ahead.Launch(Told(), tuple(range(count)), 4, 1) for count in (2, 5, 1, 3)])
+        assert seen == [(count, False, 1.0) for count in (5, 3, 2, 1)]
+        assert (gc.isenabled(), sys.getswitchinterval()) == (collects, before[1])
+    finally:
+        (gc.enable if before[0] else gc.disable)()
+
+
 def test_a_rehearsal_that_fails_leaves_nothing_behind():
     def fails():
         raise ValueError("no")
@@ -297,6 +317,10 @@ def test_a_first_call_has_all_its_kernels_compiled_on_threads_and_loads_what_it_
     assert sorted(uneven["compiled"]) == sorted([name, "other"] for name in passes)
     assert uneven["launched"] == forward["launched"] and uneven_backward["launched"] == backward["launched"]
     assert not backward["compiled"] and not uneven_backward["compiled"]
+
+
+def test_a_first_call_imports_nothing_of_the_compiler(tmp_path):
+    assert program("imports", "huang4", TRITON_CACHE_DIR=str(tmp_path)) == ["torch"]
 
 
 @pytest.mark.parametrize(
