@@ -7,12 +7,14 @@ python tests/kernel_variants.py imports NAME    which slow packages are there af
 python tests/kernel_variants.py fail KERNEL     what passes raise where one of their kernels cannot be compiled
 """
 
+import ctypes
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from struct import calcsize, unpack
 from threading import current_thread, main_thread
 from typing import Any, ClassVar
 
@@ -27,7 +29,7 @@ import lagwise
 from lagwise.call import Call
 from lagwise.ops import triton
 from lagwise.ops.implementations import compute
-from lagwise.ops.kernels import ahead, forward, gradients
+from lagwise.ops.kernels import ahead, forward, gradients, tape
 from lagwise.ops.kernels import launches as kernel_launches
 from lagwise.ops.kernels.launches import key_of
 from lagwise.ops.lowering import lower
@@ -119,6 +121,7 @@ def pretend() -> None:
     torch._C._cuda_getCurrentRawStream = lambda device: 0
     torch.version.cuda = "12.8"
     kernel_launches.driver_launch = lambda: lambda *arguments: 0
+    tape.launch_stream = lambda device: 0
 
 
 def compile_twice() -> list[dict[str, int]]:
@@ -147,22 +150,43 @@ def step(name: str, time: int, tell: Callable[[], None] = lambda: None) -> None:
     tell()
 
 
+def arguments_at(pointers: int, kinds: str) -> list[Any]:
+    """Returns the arguments of a launch, of which the driver is told where each one is."""
+    places = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
+    return [unpack(kind, ctypes.string_at(places[place], calcsize(kind)))[0] for place, kind in enumerate(kinds)]
+
+
+def block_at(extras: int) -> bytes:
+    """Returns the arguments of a launch that lie in one block."""
+    told = ctypes.cast(extras, ctypes.POINTER(ctypes.c_void_p))
+    return ctypes.string_at(told[1], ctypes.cast(told[3], ctypes.POINTER(ctypes.c_size_t))[0])
+
+
 def call_again(name: str) -> list[dict[str, Any]]:
     """Takes steps and tells of each of their passes what was compiled and loaded, on which thread, and what was launched.
 
+    Of a launch it tells the name, how the driver is told of its arguments, all numbers, and how the tensors are aligned.
     The second step is the first again. The third has a length that tiles do not divide: some of its kernels are there already.
     """
     pretend()
-    compiled, sent, told = [], [], []
+    compiled, sent, told, forms = [], [], [], {}
     knobs.compilation.listener = lambda src, **event: compiled.append((src.name, thread()))
-    send = kernel_launches.Form.send
+    made = kernel_launches.Form.__init__
 
-    def listened(self, fields, size, stream):
+    def known(self, *arguments):
+        made(self, *arguments)
+        forms[self.handle] = self
+
+    def listened(handle, size, *rest):
+        form, (pointers, extras) = forms[handle], rest[-2:]
+        kinds = form.layout.format
+        values = arguments_at(pointers, kinds) if pointers else form.layout.unpack(block_at(extras))
         # Where the layout has an address, there is one; the last two are Triton's own.
-        addresses = [x for x, kind in zip(fields, self.layout.format, strict=True) if kind == "Q"][:-2]
+        addresses = [x for x, kind in zip(values, kinds, strict=True) if kind == "Q"][:-2]
         assert all(addresses), "a kernel is launched with tensors that have no data"
-        sent.append(Absent.loaded[self.handle][0])
-        send(self, fields, size, stream)
+        numbers = [size, *rest[:-3], *[x for x, kind in zip(values, kinds, strict=True) if kind != "Q"]]
+        sent.append([Absent.loaded[handle][0], "pointers" if pointers else "block", numbers, [x % 16 for x in addresses]])
+        return 0
 
     def tell():
         before = sum(len(each["loaded"]) for each in told)
@@ -170,7 +194,8 @@ def call_again(name: str) -> list[dict[str, Any]]:
         compiled.clear()
         sent.clear()
 
-    kernel_launches.Form.send = listened
+    kernel_launches.Form.__init__ = known
+    kernel_launches.driver_launch = lambda: listened
     for time in (128, 128, 130):
         step(name, time, tell)
     return told

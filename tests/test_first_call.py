@@ -304,19 +304,35 @@ def test_kernels_are_compiled_once_and_found_on_disk_later(tmp_path):
     assert second == {"made": 0, "found": 2}
 
 
-def test_a_first_call_has_all_its_kernels_compiled_on_threads_and_loads_what_it_launches(tmp_path):
-    forward, backward, *again, uneven, uneven_backward = program("call", "t5", TRITON_CACHE_DIR=str(tmp_path))
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory):
+    """What the first, the second and the third step of a program did, and what they launched by name, each in both passes."""
+    told = program("call", "t5", TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("cache")))
+    return told, [[name for name, *_ in each["launched"]] for each in told]
+
+
+def test_a_first_call_has_all_its_kernels_compiled_on_threads_and_loads_what_it_launches(steps):
+    (forward, backward, again, again_backward, uneven, uneven_backward), launched = steps
     passes = ["forward_kernel", "query_gradient_kernel", "key_gradient_kernel"]
     assert sorted(forward["compiled"]) == sorted([name, "other"] for name in [*SCALARS, *passes])
-    assert forward["launched"] == ["scalars_kernel", "forward_kernel"]
-    assert backward["launched"] == ["query_gradient_kernel", "key_gradient_kernel", "fold_kernel"]
-    for each in (forward, backward):
-        assert each["loaded"] == [[name, "first"] for name in each["launched"]]
-    assert again == [{"compiled": [], "loaded": [], "launched": each["launched"]} for each in (forward, backward)]
+    assert launched[:2] == [["scalars_kernel", "forward_kernel"], [*passes[1:], "fold_kernel"]]
+    for each, names in zip((forward, backward), launched, strict=False):
+        assert each["loaded"] == [[name, "first"] for name in names]
+    for each in (again, again_backward):
+        assert not each["compiled"] and not each["loaded"]
     # What is there already is launched, and in the rehearsal it is not.
     assert sorted(uneven["compiled"]) == sorted([name, "other"] for name in passes)
-    assert uneven["launched"] == forward["launched"] and uneven_backward["launched"] == backward["launched"]
+    assert launched == 3 * launched[:2]
     assert not backward["compiled"] and not uneven_backward["compiled"]
+
+
+def test_a_replay_launches_what_the_first_pass_did(steps):
+    """It tells the driver where each argument is, the first pass gives it a block: the same numbers, and the same alignment."""
+    (forward, backward, again, again_backward, *_), _ = steps
+    for first, second in ((forward, again), (backward, again_backward)):
+        assert {how for _, how, *_ in first["launched"]} == {"block"}
+        assert {how for _, how, *_ in second["launched"]} == {"pointers"}
+        assert [[name, *rest] for name, _, *rest in first["launched"]] == [[name, *rest] for name, _, *rest in second["launched"]]
 
 
 def test_a_first_call_imports_nothing_of_the_compiler(tmp_path):

@@ -220,37 +220,76 @@ def test_tapes_of_a_kind_are_bounded():
         assert len(tapes.kept) <= MOST_TAPES
 
 
-def test_arguments_are_packed_as_a_kernel_finds_them(monkeypatch):
-    """Pointers, numbers of 32 and 64 bits and float32, each aligned to its own size, as C does; constants are left out."""
+class Arguments(ctypes.Structure):
+    """The arguments of a kernel as C lays them out: pointers, numbers of 32 and 64 bits and float32; no constants."""
+
+    _fields_ = [
+        ("x", ctypes.c_uint64), ("rows", ctypes.c_int32), ("step", ctypes.c_int64), ("scale", ctypes.c_float),
+        ("y", ctypes.c_uint64), ("scratch", ctypes.c_uint64), ("profile", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """What the driver is called with, and what it answers."""
     from lagwise.ops.kernels import launches
 
-    class Layout(ctypes.Structure):
-        _fields_ = [
-            ("x", ctypes.c_uint64), ("rows", ctypes.c_int32), ("step", ctypes.c_int64), ("scale", ctypes.c_float),
-            ("y", ctypes.c_uint64), ("scratch", ctypes.c_uint64), ("profile", ctypes.c_uint64),
-        ]  # fmt: skip
+    told = SimpleNamespace(calls=[], answer=0)
 
-    seen = {}
+    def called(*arguments):
+        told.calls.append(read(*arguments[-2:]) | {"call": arguments[:-2]})
+        return told.answer
 
-    def driver(function, *rest):
-        extras = ctypes.cast(rest[-1], ctypes.POINTER(ctypes.c_void_p))
-        size = ctypes.cast(extras[3], ctypes.POINTER(ctypes.c_size_t))[0]
-        seen.update(function=function, grid=rest[:3], block=rest[3:6], shared=rest[6], stream=rest[7], size=size)
-        seen["data"] = Layout.from_buffer_copy(ctypes.string_at(extras[1], ctypes.sizeof(Layout)))
-        return seen.get("code", 0)
+    monkeypatch.setattr(launches, "driver_launch", lambda: called)
+    return told
 
-    monkeypatch.setattr(launches, "driver_launch", lambda: driver)
+
+def read(pointers, extras):
+    """Returns the arguments of a launch by name, of which the driver is told where each one is, or gets a block of them."""
+    if pointers:
+        places = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
+        parts = [ctypes.string_at(places[place], ctypes.sizeof(kind)) for place, (_, kind) in enumerate(Arguments._fields_)]
+        found = [kind.from_buffer_copy(part).value for part, (_, kind) in zip(parts, Arguments._fields_, strict=True)]
+    else:
+        told = ctypes.cast(extras, ctypes.POINTER(ctypes.c_void_p))
+        assert ctypes.cast(told[3], ctypes.POINTER(ctypes.c_size_t))[0] == ctypes.sizeof(Arguments)
+        block = Arguments.from_buffer_copy(ctypes.string_at(told[1], ctypes.sizeof(Arguments)))
+        found = [getattr(block, name) for name, _ in Arguments._fields_]
+    return {name: x for (name, _), x in zip(Arguments._fields_, found, strict=True)}
+
+
+@pytest.fixture
+def packed(monkeypatch, driver):
+    """The arguments of a launch of a kernel that Triton has compiled, where handles and streams are numbers."""
+    from lagwise.ops.kernels import launches
+
     monkeypatch.setattr(launches, "loaded", lambda compiled, device: 77)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
     signature = {"x": ("*bf16", "i32"), "step": "i64", "one": "constexpr", "scale": "fp32", "y": "*fp32", "flags": "constexpr"}
     compiled = SimpleNamespace(src=SimpleNamespace(signature=signature), metadata=SimpleNamespace(num_warps=4, shared=99))
     values = ((launches.MISSING, 3), 2**40, 1, 0.5, launches.MISSING, "flags")
-    packed = launches.Packed(launches.Form(compiled, 0), 12, values)
+    return launches.Packed(launches.Form(compiled, 0), 12, values)
+
+
+NUMBERS = {"rows": 3, "step": 2**40, "scale": 0.5, "scratch": 0, "profile": 0}
+
+
+def test_arguments_are_packed_as_a_kernel_finds_them(driver, packed):
     packed([1000, 2000])
-    data = seen["data"]
-    assert (data.x, data.rows, data.step, data.scale, data.y, data.scratch) == (1000, 3, 2**40, 0.5, 2000, 0)
-    assert (seen["function"], seen["grid"], seen["block"], seen["shared"], seen["stream"]) == (77, (12, 1, 1), (128, 1, 1), 99, 5)
-    assert seen["size"] == ctypes.sizeof(Layout)
-    seen["code"] = 1
+    assert driver.calls == [{"x": 1000, "y": 2000, **NUMBERS, "call": (77, 12, 1, 1, 128, 1, 1, 99, 5)}]
+    driver.answer = 1
     with pytest.raises(RuntimeError, match="refused to launch a kernel, with error 1"):
         packed([1000, 2000])
+
+
+def test_launches_share_addresses_and_have_numbers_of_their_own(driver, packed):
+    from lagwise.ops.kernels import launches
+
+    sheet = launches.Sheet([packed, packed], [[0, 1], [2, 0]], 3)
+    sheet.send([1000, 2000, 3000], 9)
+    same = {**NUMBERS, "call": (77, 12, 1, 1, 128, 1, 1, 99, 9)}
+    assert driver.calls == [{"x": 1000, "y": 2000, **same}, {"x": 3000, "y": 1000, **same}]
+    driver.answer = 1
+    with pytest.raises(RuntimeError, match="refused to launch a kernel, with error 1"):
+        sheet.send([4000, 5000, 6000], 9)
+    assert len(driver.calls) == 3

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import repeat
-from struct import Struct
+from struct import Struct, calcsize
 from typing import Any
 
 import torch
@@ -122,6 +122,11 @@ def somebody_watches() -> bool:
     return bool(HOOKS.launch_enter_hook.calls or HOOKS.launch_exit_hook.calls)
 
 
+def launch_stream(device: torch.device) -> int | None:
+    """Returns the stream of launches on a device; None where the driver is not to be called: on a CPU, or under a profiler."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" and not somebody_watches() else None
+
+
 class Form:
     """How a compiled kernel finds its arguments in memory, and how it is launched on a device."""
 
@@ -129,8 +134,9 @@ class Form:
         types = list(flattened(tuple(compiled.src.signature.values())))
         self.places = [place for place, kind in enumerate(types) if kind != "constexpr"]
         # Triton has two addresses of its own behind the arguments.
-        formats = ["Q" if types[place].startswith("*") else FORMATS[types[place]] for place in self.places]
-        self.layout = Struct("".join(formats) + "QQ")
+        formats = [*["Q" if types[place].startswith("*") else FORMATS[types[place]] for place in self.places], "Q", "Q"]
+        self.layout = Struct("".join(formats))
+        self.offsets = [calcsize("".join(formats[: place + 1])) - calcsize(kind) for place, kind in enumerate(formats)]
         self.device, self.launch = device, driver_launch()
         self.handle, self.numbers = (
             loaded(compiled, device),
@@ -149,7 +155,7 @@ class Form:
         block.size.value = self.layout.size
         code = self.launch(self.handle, size, *self.numbers, stream, None, block.extras)
         if code:
-            raise RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
+            raise refused(code)
 
 
 @cache
@@ -174,6 +180,48 @@ class Packed:
         for place, address in zip(self.places, addresses, strict=True):
             fields[place] = address
         self.form.send(fields, self.size, torch._C._cuda_getCurrentRawStream(self.form.device))
+
+
+class Sheet:
+    """The arguments of some launches, as they lie in the memory of one thread: addresses that they share, and their numbers.
+
+    The driver is told where each argument is, so that an address is written once for all kernels that take it.
+
+    Args:
+        launches: The arguments of each launch.
+        places: Which of the addresses each of them takes.
+        count: The number of addresses.
+    """
+
+    def __init__(self, launches: Sequence[Packed], places: Sequence[Sequence[int]], count: int):
+        self.addresses, self.layout = (ctypes.c_uint64 * count)(), Struct(f"{count}Q")
+        first = ctypes.addressof(self.addresses)
+        self.memory, self.calls = [], []
+        for packed, own in zip(launches, places, strict=True):
+            form = packed.form
+            numbers = ctypes.create_string_buffer(form.layout.size)
+            form.layout.pack_into(numbers, 0, *[0 if x is MISSING else x for x in packed.fields])
+            where = [ctypes.addressof(numbers) + offset for offset in form.offsets]
+            for field, place in zip(packed.places, own, strict=True):
+                where[field] = first + 8 * place
+            arguments = (ctypes.c_void_p * len(where))(*where)
+            self.memory += [numbers, arguments]
+            self.calls.append(((form.handle, packed.size, *form.numbers), ctypes.addressof(arguments)))
+        self.launch = driver_launch()
+
+    def send(self, addresses: Sequence[int], stream: int) -> None:
+        """Launches all kernels, one after the other."""
+        self.layout.pack_into(self.addresses, 0, *addresses)
+        launch = self.launch
+        for call, arguments in self.calls:
+            code = launch(*call, stream, arguments, None)
+            if code:
+                raise refused(code)
+
+
+def refused(code: int) -> RuntimeError:
+    """Returns what to raise where the driver does not launch a kernel."""
+    return RuntimeError(f"CUDA refused to launch a kernel, with error {code} (cuLaunchKernel)")
 
 
 @cache

@@ -6,8 +6,9 @@ launches the kernels with the addresses filled in: the Python that decided all t
 there at the same time share places in this memory.
 """
 
+import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lagwise.ops.kernels.launches import Runner, listen, somebody_watches
+from lagwise.ops.kernels.launches import Packed, Runner, Sheet, launch_stream, listen
 from lagwise.ops.kernels.tiles import DIRECT
 
 aten = torch.ops.aten
@@ -48,29 +49,43 @@ class Where(NamedTuple):
         return empty.set_(base.untyped_storage(), start // self.dtype.itemsize, self.shape, self.stride)
 
 
-class Launch(NamedTuple):
-    """The launch of a kernel; `fields` are which of its packed arguments are addresses, and where these are."""
+class Launches:
+    """Launches of kernels one after the other, with where their tensors lie."""
 
-    runner: Runner
-    places: list[Where]
-    fields: list[tuple[int, int, int]]
+    def __init__(self):
+        self.steps: list[tuple[Runner, list[Where]]] = []
+        # Each thread has memory of its own for their arguments, made when it first launches them.
+        self.own = threading.local()
 
-    @classmethod
-    def at(cls, runner: Runner, places: list[Where]) -> "Launch":
-        packed = () if runner.packed is None else runner.packed.places
-        return cls(runner, places, [(field, where.slot, where.offset) for field, where in zip(packed, places, strict=False)])
+    @cached_property
+    def addresses(self) -> tuple[tuple[int, int], ...]:
+        """The addresses that any of them takes, each once: in which tensor, and how many bytes from its beginning."""
+        return tuple({(where.slot, where.offset): None for _, places in self.steps for where in places})
+
+    @cached_property
+    def packed(self) -> list[Packed]:
+        """Their arguments as they lie in memory; empty where not all kernels have such a form."""
+        found = [runner.packed for runner, _ in self.steps if runner.packed is not None]
+        return found if len(found) == len(self.steps) else []
+
+    def sheet(self) -> Sheet:
+        """Returns the arguments of this thread."""
+        try:
+            return self.own.sheet
+        except AttributeError:
+            number = {each: place for place, each in enumerate(self.addresses)}
+            places = [[number[where.slot, where.offset] for where in own] for _, own in self.steps]
+            self.own.sheet = Sheet(self.packed, places, len(number))
+            return self.own.sheet
 
     def replay(self, tensors: list[Tensor], addresses: list[int], stream: int | None) -> None:
-        """Launches it, on a stream unless somebody else decides that."""
-        packed = self.runner.packed
-        if packed is None or stream is None:
-            found = [where.tensor(tensors) for where in self.places]
-            self.runner.launch([x.data_ptr() for x in found] if DIRECT.value else found)
+        """Launches them, on a stream unless somebody else decides that."""
+        if stream is not None and self.packed:
+            self.sheet().send([addresses[slot] + offset for slot, offset in self.addresses], stream)
             return
-        fields = packed.fields.copy()
-        for field, slot, offset in self.fields:
-            fields[field] = addresses[slot] + offset
-        packed.form.send(fields, packed.size, stream)
+        for runner, places in self.steps:
+            found = [where.tensor(tensors) for where in places]
+            runner.launch([x.data_ptr() for x in found] if DIRECT.value else found)
 
 
 class Operation(NamedTuple):
@@ -106,7 +121,7 @@ class Tape(NamedTuple):
 
     results: list[tuple[torch.Size, tuple[int, ...], torch.dtype]]
     memory: int
-    steps: list[Launch | Operation]
+    steps: list[Launches | Operation]
     returned: list[tuple[int, Where | None]]  # a tensor as it is, or one that lies in it
 
     def replay(self, inputs: Sequence[Tensor], addresses: list[int]) -> list[Tensor]:
@@ -120,8 +135,7 @@ class Tape(NamedTuple):
         x = torch.empty(self.memory, dtype=torch.uint8, device=device) if self.memory else inputs[0]
         tensors.append(x)
         addresses.append(x.data_ptr())
-        ours = device.type == "cuda" and not somebody_watches()
-        stream = torch._C._cuda_getCurrentRawStream(device.index) if ours else None
+        stream = launch_stream(device)
         for step in self.steps:
             step.replay(tensors, addresses, stream)
         return [tensors[slot] if where is None else where.tensor(tensors) for slot, where in self.returned]
@@ -227,10 +241,13 @@ class Recorder(TorchDispatchMode):
             slot, start = (spot.number, 0) if spot.number < count else slots[spot.number - count]
             return Where(slot, start + spot.offset, *spot[2:])
 
-        steps: list[Launch | Operation] = []
+        steps: list[Launches | Operation] = []
         for step in self.steps:
             if isinstance(step[0], Runner):
-                steps.append(Launch.at(step[0], [where(spot) for spot in step[1]]))
+                launches = steps[-1] if steps and isinstance(steps[-1], Launches) else Launches()
+                if not launches.steps:
+                    steps.append(launches)
+                launches.steps.append((step[0], [where(spot) for spot in step[1]]))
             else:
                 arguments, options = tree_map_only(Spot, where, step[1:3], is_spot)
                 steps.append(Operation(step[0], arguments, options, step[3]))
