@@ -39,6 +39,7 @@ from lagwise.ops.kernels.logits import (
     tile_logits,
 )
 from lagwise.ops.kernels.scores import empty_scores
+from lagwise.ops.kernels.tables import band_values
 from lagwise.ops.kernels.tiles import (
     LN2,
     LOG2E,
@@ -163,12 +164,13 @@ def forward_kernel(
 def attend(inputs: Inputs, out: Tensor, lse: Tensor) -> None:
     """Writes the output and the log-sum-exp of a call."""
     plan = inputs.plan
-    logits, none = out, inputs.q
+    logits, tables, none = out, inputs.tables, inputs.q
     scores = inputs.scores() if plan.scored else Scores(none, none, none, none, none, none)
-    if "value" in plan.tables:
+    if inputs.lowered.value is not None:
         logits = empty_scores(plan, "value", torch.float32)
+        tables = tables._replace(value=band_values(plan, inputs.lowered.value))
     values = (
-        view(inputs.q), view(inputs.k), view(inputs.v), view(out), lse, logits, inputs.tables, scores, inputs.seen,
+        view(inputs.q), view(inputs.k), view(inputs.v), view(out), lse, logits, tables, scores, inputs.seen,
         *plan.numbers, plan.flags_at("forward"),
     )  # fmt: skip
     plan.launch_tiles("forward", "forward", forward_kernel, values)

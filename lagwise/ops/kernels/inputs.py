@@ -23,25 +23,21 @@ def prepare(plan: Plan, lowered: Lowered) -> list[Tensor]:
 
 
 def band_tables(plan: Plan, lowered: Lowered) -> dict[str, Tensor]:
-    """Returns by name what of `Tables` is a band, or the ends of one, a copy for each head."""
-    found: dict[str, Tensor] = {}
-    if plan.channels or "value" in plan.tables:
-        tables, band = tables_of(lowered), (plan.band_first, plan.band_last)
-        if plan.channels and takes_words(plan, lowered.q, lowered.k):
-            assert lowered.gain is not None
-            found["channel_gain"], found["ends"] = gain_words(plan, lowered.gain)
-        elif plan.channels and tables.gain is not None:
-            window = tables.gain.window(*band)
-            found["channel_gain"] = per_head(plan, window, torch.float32)
-            found["ends"] = per_head(plan, torch.stack([window[:, 0], window[:, -1]], dim=1), torch.float32)
-        if tables.value is not None:
-            found["value"] = per_head(plan, tables.value.window(*band), plan.dtype)
-    return found
+    """Returns by name what of `Tables` is a gain per channel in the band, and its ends, a copy for each head."""
+    gain = tables_of(lowered).gain if plan.channels else None
+    if gain is None:
+        return {}
+    if takes_words(plan, lowered.q, lowered.k):
+        words, ends = gain_words(plan, gain.values)
+        return {"channel_gain": words, "ends": ends}
+    window = gain.window(plan.band_first, plan.band_last)
+    ends = torch.stack([window[:, 0], window[:, -1]], dim=1)
+    return {"channel_gain": per_head(plan, window), "ends": per_head(plan, ends)}
 
 
-def per_head(plan: Plan, window: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gives each head its own copy of a table."""
-    return window.to(dtype).expand(plan.heads, *window.shape[1:]).contiguous()
+def per_head(plan: Plan, window: Tensor) -> Tensor:
+    """Gives each head its own copy of a table, in float32."""
+    return window.float().expand(plan.heads, *window.shape[1:]).contiguous()
 
 
 class Inputs:
@@ -79,7 +75,7 @@ class Inputs:
         # What a kernel does not read keeps its type, so that it is not compiled anew.
         self.places, self.visible = Seen(none, none, starts, none), Seen(key_mask, spans, starts, none)
         bands = band_tables(plan, lowered) if bands is None else bands
-        self.tables = Tables(bias, gain, *(bands.get(name, none) for name in ("ends", "channel_gain", "value")))
+        self.tables = Tables(bias, gain, bands.get("ends", none), bands.get("channel_gain", none), none)
 
     def shown(self, x: Tensor) -> Tensor:
         """Returns k or v with zeros where a mask hides them: a gradient of zero times NaN is NaN."""

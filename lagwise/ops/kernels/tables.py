@@ -86,14 +86,29 @@ def scalar_tables(plan: Plan, lowered: Lowered) -> list[Tensor]:
     return [found]
 
 
-@triton.jit(do_not_specialize=["head_step", "lag_step", "channel_step", "lags", "channels", "count"])
-def vectors_kernel(table, out, head_step, lag_step, channel_step, lags, channels, count, NUMBERS: tl.constexpr):
-    """Copies some numbers of a table of vectors to where they lie side by side, in another type."""
+VECTOR_NUMBERS = ["head_step", "lag_step", "channel_step", "start", "columns", "lags", "channels", "count"]
+
+
+@triton.jit(do_not_specialize=VECTOR_NUMBERS)
+def vectors_kernel(
+    table, out, head_step, lag_step, channel_step, start, columns, lags, channels, count, NUMBERS: tl.constexpr
+):  # fmt: skip
+    """Copies a table of vectors at some lags, from a column on, to where its numbers lie side by side, in another type."""
     number = (tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)).to(tl.int64)
     lag, channel = number // channels % lags, number % channels
-    place = number // (lags * channels) * head_step + lag * lag_step + channel * channel_step
+    column = tl.minimum(tl.maximum(lag + start, 0), columns - 1)
+    place = number // (lags * channels) * head_step + column * lag_step + channel * channel_step
     found = tl.load(table + place, mask=number < count, other=0.0)
     tl.store(out + number, found.to(out.dtype.element_ty), mask=number < count)
+
+
+def copied(plan: Plan, site: str, name: str, table: Tensor, heads: int, start: int, lags: int) -> Tensor:
+    """Returns a table of vectors at some lags from a column on, [heads, lags, channels]; it is constant beyond its columns."""
+    out = torch.empty(heads, lags, table.shape[2], dtype=plan.dtype, device=table.device)
+    head_step = table.stride(0) if table.shape[0] == heads else 0
+    numbers = (head_step, *table.stride()[1:], start, table.shape[1], lags, table.shape[2], out.numel())
+    plan.launch((site, name), vectors_kernel, (blocks(out.numel(), NUMBERS),), (table, out, *numbers, NUMBERS))
+    return out
 
 
 def is_copied(table: Tensor | None, dtype: torch.dtype) -> bool:
@@ -103,15 +118,14 @@ def is_copied(table: Tensor | None, dtype: torch.dtype) -> bool:
 
 def vector_tables(plan: Plan, lowered: Lowered) -> list[Tensor]:
     """Returns the tables of vectors that products cannot take as they are, in the type of these, channels side by side."""
-    found = []
-    for name in plan.vectors:
-        table: Tensor = getattr(lowered, name)
-        if is_copied(table, plan.dtype):
-            found.append(torch.empty(table.shape, dtype=plan.dtype, device=table.device))
-            numbers = (*table.stride(), *table.shape[1:], table.numel())
-            values = (table, found[-1], *numbers, NUMBERS)
-            plan.launch(("vectors", name), vectors_kernel, (blocks(table.numel(), NUMBERS),), values)
-    return found
+    tables: list[tuple[str, Tensor]] = [(name, getattr(lowered, name)) for name in plan.vectors]
+    return [copied(plan, "vectors", name, x, *x.shape[:1], 0, x.shape[1]) for name, x in tables if is_copied(x, plan.dtype)]
+
+
+def band_values(plan: Plan, table: Tensor) -> Tensor:
+    """Returns the value table in the band, a copy for each head."""
+    start = plan.band_first - plan.firsts["value"]
+    return copied(plan, "band", "value", table, plan.heads, start, plan.band_lags)
 
 
 def steps(table: Tensor | None) -> tuple[int, int]:
