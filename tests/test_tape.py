@@ -83,6 +83,25 @@ def test_a_replay_is_what_a_first_pass_would_be(case):
     assert all(torch.equal(x, y) for x, y in zip(replayed, first, strict=True))
 
 
+def test_passes_are_recorded_where_torch_compiles_around_them():
+    """Its compiler looks at all frames of Python between compiled parts, and at none inside of a recorder."""
+    terms, learned = tables("bias", "value")
+    given = made(1)
+
+    def broken(q, k, v):
+        torch._dynamo.graph_break()
+        return lagwise.attention(q, k, v, terms, impl="triton")
+
+    expected = step(*given, terms, learned)
+    forget()
+    torch._dynamo.utils.counters.clear()
+    out = torch.compile(broken, backend="aot_eager")(*given[:3])
+    assert sum(torch._dynamo.utils.counters["graph_break"].values()) == 1
+    found = [out, *torch.autograd.grad(out, [*given[:3], *learned], given[3])]
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    assert kept_tapes()
+
+
 def test_results_of_two_replays_share_no_memory():
     terms, learned = tables("bias")
     found = [x for seed in range(3) for x in step(*made(seed), terms, learned)]
