@@ -163,7 +163,7 @@ def one_after_the_other() -> Iterator[None]:
     """Lets Triton read kernels one after the other: it does so in Python, whose threads would take turns every few milliseconds.
 
     All of them would have been read only at the end, and none would be compiled before. Nor does Python look for garbage
-    meanwhile, which takes it a fifth of that time.
+    meanwhile, which takes it a fifth of that time. Other threads of a program may have to wait until a kernel has been read.
     """
     with _alone:
         interval, collects = sys.getswitchinterval(), gc.isenabled()

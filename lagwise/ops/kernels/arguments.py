@@ -31,7 +31,7 @@ class Tables(NamedTuple):
 
     `bias` and `gain` have scalars for all near lags, and some more, see `lagwise.ops.kernels.tables`. Of a gain per channel
     `ends` are the end columns, [heads, 2, head_dim], and `channel_gain` is the band, [heads, lags, head_dim]. `value` is
-    a band too.
+    a band too, which the forward pass alone reads.
     """
 
     bias: Any
