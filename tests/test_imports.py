@@ -11,7 +11,8 @@ import torch
 between = time.process_time()
 import lagwise
 done = time.process_time()
-print(json.dumps({"seconds": done - between, "loaded": sorted({name.split(".")[0] for name in sys.modules})}))
+times = {"seconds": done - between, "torch": between - began}
+print(json.dumps({**times, "loaded": sorted({name.split(".")[0] for name in sys.modules})}))
 """
 
 HEAVY = {"triton", "transformers", "matplotlib", "typer", "rich", "accelerate", "datasets"}
@@ -32,5 +33,7 @@ def test_importing_lagwise_loads_nothing_heavy():
 
 
 def test_importing_lagwise_takes_little_longer_than_torch():
-    # Of the processor, which other processes do not take away; a busy machine may still take longer now and then.
-    assert any(in_a_fresh_process()["seconds"] <= 0.2 for _ in range(8))
+    # Of the processor, which other processes do not take away; a busy machine may still take longer now and then, and a slow one
+    # takes longer for both.
+    told = [in_a_fresh_process() for _ in range(4)]
+    assert any(each["seconds"] <= max(0.2, 0.3 * each["torch"]) for each in told), [(x["seconds"], x["torch"]) for x in told]
